@@ -1,0 +1,75 @@
+"""A pytest plugin and hardware test harness for RDMA: the public names.
+
+They are loaded on first use, so that an idle plugin costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_rdma.endpoint import Buffer, Endpoint
+    from pytest_rdma.host import Host
+    from pytest_rdma.model import (
+        Access,
+        AsyncEvent,
+        Completion,
+        EndpointCaps,
+        Opcode,
+        QPState,
+        RecvWR,
+        RemoteMemory,
+        SendWR,
+        Sge,
+        WCOpcode,
+    )
+    from pytest_rdma.pairing import Pair
+    from pytest_rdma.status import WCStatus
+
+_HOMES = {
+    "pytest_rdma.endpoint": ("Buffer", "Endpoint"),
+    "pytest_rdma.host": ("Host",),
+    "pytest_rdma.model": (
+        "Access",
+        "AsyncEvent",
+        "Completion",
+        "EndpointCaps",
+        "Opcode",
+        "QPState",
+        "RecvWR",
+        "RemoteMemory",
+        "SendWR",
+        "Sge",
+        "WCOpcode",
+    ),
+    "pytest_rdma.pairing": ("Pair",),
+    "pytest_rdma.status": ("WCStatus",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Access",
+    "AsyncEvent",
+    "Buffer",
+    "Completion",
+    "Endpoint",
+    "EndpointCaps",
+    "Host",
+    "Opcode",
+    "Pair",
+    "QPState",
+    "RecvWR",
+    "RemoteMemory",
+    "SendWR",
+    "Sge",
+    "WCOpcode",
+    "WCStatus",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,156 @@
+"""What can go wrong, in one hierarchy: the user's mistake, the environment's lack, the transport's word.
+
+Every error crosses the stream between controller and agent as plain data (`to_plain`, `from_plain`) and arrives as the
+same class, with `host` and `remote_traceback` set. A message is one line that says what was attempted, where, what
+came back and what to do.
+"""
+
+from __future__ import annotations
+
+import errno as errno_module
+import os
+import traceback
+from typing import Any, Callable
+
+
+class RdmaError(Exception):
+    """The base of all errors of this package; keyword arguments become attributes and travel with it."""
+
+    host: str | None = None
+    remote_traceback: str | None = None
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.fields = fields
+        self.__dict__.update(fields)
+
+    def __reduce__(self) -> tuple[Callable[..., RdmaError], tuple[str, str, dict[str, Any]]]:
+        return _rebuild, (type(self).__name__, str(self), self.fields)
+
+
+class RdmaUsageError(RdmaError):
+    """What the user asked for cannot be: an unknown device, a bad address, an option out of range."""
+
+
+class RdmaEnvironmentError(RdmaError):
+    """What the run needs is not here: no device, no pyverbs, no lab tool, a host that does not answer."""
+
+
+class NoDeviceError(RdmaEnvironmentError):
+    """The host has no usable RDMA device."""
+
+
+class DeviceBusyError(RdmaEnvironmentError):
+    """Another run holds the lock of the device; the message names it."""
+
+
+class HostUnreachableError(RdmaEnvironmentError):
+    """The host could not be reached: name, route, port, authentication or interpreter."""
+
+
+class HostKeyError(HostUnreachableError):
+    """The host key is unknown or has changed."""
+
+
+class HostLostError(RdmaError):
+    """The agent, or the stream to it, ended while it was needed."""
+
+
+class StaleHandleError(RdmaError):
+    """An object of an agent that has since been restarted was used; the message says which test broke the host."""
+
+
+class DeadlineError(RdmaError, TimeoutError):
+    """A wait ended without what it waited for."""
+
+
+class StoppedError(RdmaError):
+    """A wait was ended from outside, by a cancel or by Ctrl-C."""
+
+
+class RefusedError(RdmaError, ValueError):
+    """A checked call was refused before the driver saw it: state, bounds, keys, depth, inline or SGEs."""
+
+
+class VerbsError(RdmaError):
+    """A verb failed; `errno` is positive."""
+
+    errno: int
+
+    def __init__(self, message: str = "", *, errno: int = 0, **fields: Any) -> None:
+        super().__init__(message, errno=errno, **fields)
+
+
+class PostError(VerbsError):
+    """The driver refused a work request; `bad_index` is its position in the list that was posted."""
+
+    bad_index: int
+
+    def __init__(self, message: str = "", *, errno: int = 0, bad_index: int = 0, **fields: Any) -> None:
+        super().__init__(message, errno=errno, bad_index=bad_index, **fields)
+
+
+class CompletionError(RdmaError):
+    """A work request completed with a status other than success; `completions` holds all that were reaped."""
+
+    completions: list[Any]
+
+    def __init__(self, message: str = "", *, completions: Any = (), **fields: Any) -> None:
+        super().__init__(message, completions=list(completions), **fields)
+
+
+class DataMismatchError(RdmaError, AssertionError):
+    """Bytes in a buffer are not what they must be; `offset` is the first that differs."""
+
+    offset: int
+
+    def __init__(self, message: str = "", *, offset: int = 0, **fields: Any) -> None:
+        super().__init__(message, offset=offset, **fields)
+
+
+class RemoteError(RdmaError):
+    """An exception of another kind, raised by code that ran on a host; `type_name` is its class."""
+
+    type_name: str = ""
+    errno: int | None = None
+
+
+def errno_text(number: int) -> str:
+    """Return the name, number and text of an errno: `EINVAL (22): Invalid argument`."""
+    number = abs(number)
+    return f"{errno_module.errorcode.get(number, 'errno')} ({number}): {os.strerror(number)}"
+
+
+def _classes(base: type[RdmaError] = RdmaError) -> dict[str, type[RdmaError]]:
+    found = {base.__name__: base}
+    for child in base.__subclasses__():
+        found.update(_classes(child))
+    return found
+
+
+def _rebuild(type_name: str, message: str, fields: dict[str, Any]) -> RdmaError:
+    return _classes().get(type_name, RdmaError)(message, **fields)
+
+
+def to_plain(error: BaseException) -> dict[str, Any]:
+    """Return the error as plain data for the stream (its fields may still hold what the frame codec encodes)."""
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "errno": getattr(error, "errno", None),
+        "fields": error.fields if isinstance(error, RdmaError) else {},
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+    }
+
+
+def from_plain(plain: dict[str, Any], host: str) -> RdmaError:
+    """Return the error that `to_plain` described; one that is not of this package becomes a RemoteError."""
+    error: RdmaError
+    if plain["type"] in _classes():
+        error = _rebuild(plain["type"], plain["message"], plain["fields"])
+    else:
+        text = f"{plain['type']} on {host}: {plain['message']}"
+        error = RemoteError(text, type_name=plain["type"], errno=plain["errno"])
+    error.host = host
+    error.remote_traceback = plain["traceback"]
+    return error
