@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_rdma.endpoint import Buffer, Endpoint
+    from pytest_rdma.errors import (
+        CompletionError,
+        DataMismatchError,
+        DeadlineError,
+        HostLostError,
+        PostError,
+        RdmaError,
+        RefusedError,
+        VerbsError,
+    )
     from pytest_rdma.host import Host
     from pytest_rdma.model import (
         Access,
@@ -29,6 +39,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pytest_rdma.endpoint": ("Buffer", "Endpoint"),
+    "pytest_rdma.errors": (
+        "CompletionError",
+        "DataMismatchError",
+        "DeadlineError",
+        "HostLostError",
+        "PostError",
+        "RdmaError",
+        "RefusedError",
+        "VerbsError",
+    ),
     "pytest_rdma.host": ("Host",),
     "pytest_rdma.model": (
         "Access",
@@ -53,16 +73,24 @@ __all__ = [
     "AsyncEvent",
     "Buffer",
     "Completion",
+    "CompletionError",
+    "DataMismatchError",
+    "DeadlineError",
     "Endpoint",
     "EndpointCaps",
     "Host",
+    "HostLostError",
     "Opcode",
     "Pair",
+    "PostError",
     "QPState",
+    "RdmaError",
     "RecvWR",
+    "RefusedError",
     "RemoteMemory",
     "SendWR",
     "Sge",
+    "VerbsError",
     "WCOpcode",
     "WCStatus",
 ]
