@@ -1,0 +1,329 @@
+"""RdmaSession: from the configuration to the lab, both hosts and the rail between them, each made once when needed."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pytest_rdma.config import RdmaConfig, Setting, Source
+
+if TYPE_CHECKING:
+    from pytest_rdma.endpoint import CQ, PD, Endpoint
+    from pytest_rdma.host import Host
+    from pytest_rdma.lab import Lab, LabHost
+    from pytest_rdma.model import DeviceInfo, EndpointCaps
+    from pytest_rdma.pairing import Pair
+    from pytest_rdma.rail import Rail, RailEnd
+
+T = TypeVar("T")
+Note = Callable[[str], None]
+
+LOCK_TIMEOUT_S = 5.0
+LOCAL_NAME = "local host"
+
+
+class Once(Generic[T]):
+    """Something that is made at the first call; its error is remembered too and raised again as it was."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: list[T] = []
+        self._error: Exception | None = None
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if not self._made:
+                try:
+                    self._made.append(self._make())
+                except Exception as error:
+                    self._error = error
+                    raise
+            return self._made[0]
+
+    @property
+    def made(self) -> T | None:
+        """What there is so far, without making it."""
+        return self._made[0] if self._made else None
+
+
+class Background(Generic[T]):
+    """A call in a thread of its own; its progress lines are shown by the thread that waits for it."""
+
+    def __init__(self, call: Callable[[Note], T], name: str) -> None:
+        self._call = call
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._call(self._lines.put))
+        except BaseException as error:  # crosses to the thread that waits, whatever it is
+            self._error = error
+        finally:
+            self._lines.put(None)
+
+    def result(self, note: Note | None = None) -> T:
+        """Wait for the call, which keeps a deadline of its own; raises what it raised."""
+        while (line := self._lines.get()) is not None:
+            if note is not None:
+                note(line)
+        self._lines.put(None)
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def in_parallel(calls: list[Callable[[], T]]) -> list[T]:
+    """Run all at once, wait for all, and return their results or raise the first error in the order given."""
+    running = [Background(lambda note, call=call: call(), "rdma session") for call in calls[1:]]  # type: ignore[misc]
+    errors: list[Exception] = []
+    results: list[T] = []
+    for wait in [*calls[:1], *(one.result for one in running)]:
+        try:
+            results.append(wait())
+        except Exception as error:  # the others must be waited for first
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results
+
+
+@dataclass(frozen=True)
+class DeviceContext:
+    """The device, port and GID row that the run uses on a host, and what can be made on them."""
+
+    host: Host
+    end: RailEnd
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self.end.device
+
+    def pd(self) -> PD:
+        return self.host.pd(self.end.device.name)
+
+    def cq(self, depth: int = 256, *, events: bool = False) -> CQ:
+        return self.host.cq(self.end.device.name, depth, events=events)
+
+    def endpoint(self, caps: EndpointCaps | None = None, **options: Any) -> Endpoint:
+        """Return an RC QP in INIT that is connected to nothing; options as those of `Host.endpoint`."""
+        gid_index = self.end.gid.index if self.end.gid else None
+        return self.host.endpoint(self.end.device.name, self.end.port.number, gid_index, caps, **options)
+
+
+@dataclass(frozen=True)
+class LabFacts:
+    """What a session needs to know of the lab; plain enough to be handed to the workers of xdist."""
+
+    hosts: tuple[LabHost, ...]
+    timeout_scale: float
+    description: str
+
+    def to_plain(self) -> dict[str, Any]:
+        return {**asdict(self), "hosts": [asdict(host) for host in self.hosts]}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> LabFacts:
+        from pytest_rdma.lab import LabHost
+
+        return cls(**{**plain, "hosts": tuple(LabHost(**host) for host in plain["hosts"])})
+
+
+class RdmaSession:
+    """The hosts of one run and the rail between them. Nothing is made before it is asked for; `close` ends all."""
+
+    def __init__(self, config: RdmaConfig, run_id: str | None = None, lab: LabFacts | None = None) -> None:
+        self.config = config
+        self.run_id = run_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.note: Note | None = None
+        self.hosts = Once(self._open_hosts)
+        self.rail = Once(self._open_rail)
+        self.lab = Once(self._obtain_lab) if lab is None else Once(lambda: lab)
+        self._booting: Background[Lab] | None = None
+        self._opened: list[Host] = []
+        self._generations: list[int] = []
+        self._derived: list[RdmaSession] = []
+        self._pd: PD | None = None
+
+    @property
+    def local(self) -> Host:
+        return self.hosts()[0]
+
+    @property
+    def peer(self) -> Host:
+        return self.hosts()[1]
+
+    @property
+    def timeout_scale(self) -> Setting[float]:
+        found = self.lab().timeout_scale if self.config.lab.value else 1.0
+        if self.config.timeout_scale.given or found == 1.0:
+            return self.config.timeout_scale
+        return Setting(found, Source.FOUND)
+
+    def start_lab(self) -> None:
+        """Begin to boot the lab, or to find the one that is up, in a thread; `lab()` waits for it."""
+        from pytest_rdma.lab import obtain
+
+        self._booting = Background(obtain, "rdma lab")
+
+    def for_config(self, config: RdmaConfig) -> RdmaSession:
+        """Return this session, or, for an `rdma_config` of the user's own, one that shares its lab and run."""
+        for session in (self, *self._derived):
+            if session.config == config:
+                return session
+        self._derived.append(RdmaSession(config, self.run_id, self.lab() if self.config.lab.value else None))
+        return self._derived[-1]
+
+    def prepare(self, test: str) -> None:
+        """Make both hosts ready for a test: restart what was lost, take its device again, say which test runs."""
+        self.rail()
+        for index, host in enumerate(self.hosts()):
+            host.ensure()
+            host.current_test = test
+            if host.generation != self._generations[index]:
+                self._lock(index)
+
+    def pd(self) -> PD:
+        """Return the PD of the local host's device; made anew when the host was restarted."""
+        if self._pd is None or self._pd.closed or self._pd.generation != self.local.generation:
+            self._pd = self.local.pd(self.rail().local.device.name)
+        return self._pd
+
+    def pair(self, local: Host, peer: Host, caps: EndpointCaps | None = None) -> Pair:
+        """Return a pair that is not yet connected, with the attributes that the options ask for."""
+        from pytest_rdma.pairing import Pair
+
+        names = ("sl", "traffic_class", "pkey_index", "retry_count", "rnr_retry", "ack_timeout")
+        attributes = {name: getattr(self.config, name).value for name in names}
+        return Pair.create(local, peer, self.rail(), caps, **attributes)
+
+    def close(self) -> None:
+        """End the agents, then the lab if it is this run's own; idempotent. The first error is raised last."""
+        derived, self._derived = self._derived, []
+        opened, self._opened = self._opened, []
+        booting, self._booting = self._booting, None
+        errors: list[Exception] = []
+        for step in (
+            *(session.close for session in derived),
+            lambda: in_parallel([host.close for host in opened]),
+            lambda: close_lab(booting) if booting is not None else None,
+        ):
+            try:
+                step()
+            except Exception as error:  # the steps that follow must be done, whatever one before them did
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    # -- how each is made
+
+    def _obtain_lab(self) -> LabFacts:
+        if self._booting is None:
+            self.start_lab()
+        assert self._booting is not None
+        lab = self._booting.result(self.note)
+        return LabFacts(tuple(lab.hosts), lab.timeout_scale, lab.description)
+
+    def _open_hosts(self) -> tuple[Host, Host]:
+        local, peer = self._make_hosts()
+        self._opened = [local, peer]
+        in_parallel([host.open for host in self._opened])
+        self._generations = [local.generation, peer.generation]
+        return local, peer
+
+    def _make_hosts(self) -> tuple[Host, Host]:
+        config = self.config
+        scale = self.timeout_scale.value
+        if config.lab.value:
+            from pytest_rdma.remote import RemoteHost
+
+            one, two = (RemoteHost(host.target, name=host.name, timeout_scale=scale) for host in self.lab().hosts)
+            return one, two
+        local: Host
+        if config.host.value:
+            local = _remote(config.host.value, config.python.value, scale)
+        else:
+            from pytest_rdma.host import LocalHost
+
+            local = LocalHost(LOCAL_NAME, timeout_scale=scale)
+        return local, self._make_peer(scale)
+
+    def _make_peer(self, scale: float) -> Host:
+        config = self.config
+        if config.peer_exec.value:
+            from pytest_rdma.remote import ExecTarget, RemoteHost
+
+            target = ExecTarget(config.peer_exec.value)
+            return RemoteHost(target, name="peer", python=config.peer_python.value, timeout_scale=scale)
+        if config.peer.value:
+            return _remote(config.peer.value, config.peer_python.value, scale)
+        if config.host.value:
+            return _remote(config.host.value, config.python.value, scale)
+        from pytest_rdma.host import LocalHost
+
+        return LocalHost(LOCAL_NAME, timeout_scale=scale)
+
+    @property
+    def one_process(self) -> bool:
+        """True when both ends are in this process."""
+        return self.looped_back and not self.config.host.value
+
+    @property
+    def looped_back(self) -> bool:
+        """True when both ends are on one host."""
+        config = self.config
+        return not (config.lab.value or config.peer.value or config.peer_exec.value)
+
+    def _open_rail(self) -> Rail:
+        from pytest_rdma.rail import choose_rail
+
+        config = self.config
+        local, peer = self.hosts()
+        local_devices, peer_devices = in_parallel([local.devices, peer.devices])
+        rail = choose_rail(
+            local_devices,
+            peer_devices,
+            local_device=config.device.value,
+            peer_device=config.peer_device.value,
+            local_gid_index=config.gid_index.value,
+            peer_gid_index=config.peer_gid_index.value,
+            mtu=config.mtu.value,
+            same_host=self.looped_back,
+            names=(local.name, peer.name),
+        )
+        for index, end in enumerate((rail.local, rail.peer)):
+            self._lock(index, end.device.name)
+        return rail
+
+    def _lock(self, index: int, device: str | None = None) -> None:
+        """Take the device of a host for this run, and note with which generation of the host."""
+        host = self.hosts()[index]
+        if device is None:
+            rail = self.rail()
+            device = (rail.local, rail.peer)[index].device.name
+        host.lock_device(device, self.run_id, LOCK_TIMEOUT_S)
+        self._generations[index] = host.generation
+
+
+def _remote(address: str, python: str | None, scale: float) -> Host:
+    from pytest_rdma.remote import RemoteHost
+    from pytest_rdma.ssh import resolve
+
+    return RemoteHost(resolve(address), name=address, python=python, timeout_scale=scale)
+
+
+def close_lab(booting: Background[Lab]) -> None:
+    """Close the lab that is up, or that is still coming up when the run is interrupted."""
+    booting.result().close()
