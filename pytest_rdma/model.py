@@ -66,12 +66,18 @@ class WCOpcode(enum.IntEnum):
 
 @dataclass(frozen=True)
 class GidRow:
-    """One row of a port's GID table. `type` is the kernel's word: `RoCE v2`, `IB/RoCE v1` or `IB`."""
+    """One row of a port's GID table. `type` is the kernel's word: `RoCE v2`, `IB/RoCE v1` or `IB`.
+
+    `prefix_length` is that of the address on its netdev, None when the address is not there; `routes` are the networks
+    that the host's routing tables reach through the netdev.
+    """
 
     index: int
     gid: str
     type: str
     netdev: str | None
+    prefix_length: int | None = None
+    routes: tuple[str, ...] = ()
 
     @property
     def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -98,7 +104,10 @@ class PortInfo:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device; `limits` holds the numbers of `ibv_query_device` by their names there (`max_qp_wr`, `max_sge`, ...)."""
+    """A device; `limits` holds the numbers of `ibv_query_device` by their names there (`max_qp_wr`, `max_sge`, ...).
+
+    `error` says why a device that the kernel has does not open; only its name is known then.
+    """
 
     name: str
     provider: str
@@ -110,6 +119,7 @@ class DeviceInfo:
     numa_node: int
     limits: dict[str, int]
     ports: tuple[PortInfo, ...]
+    error: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""The lock of a device: flock(2) on a file that names the holder. The kernel lets go of it however the holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pytest_rdma.deadline import Deadline
+from pytest_rdma.errors import DeviceBusyError, StoppedError
+from pytest_rdma.host import LocalHost, op
+
+FOLDERS = ("/run/lock", "/tmp")
+RETRY_S = 0.05
+
+
+@op("host.lock")
+def op_lock(host: LocalHost, deadline: Deadline, device: str, run_id: str, wait_s: float) -> None:
+    """Hold the device for `run_id` until the host is closed; another process of the same run shares the lock."""
+    if device in host.device_locks:
+        return
+    give_up = Deadline(wait_s)
+    descriptor = open_lock_file(device)
+    try:
+        while not _try_lock(descriptor):
+            holder = _holder(descriptor)
+            if holder.get("run") == run_id:
+                host.device_locks[device] = descriptor
+                return
+            if deadline.stop:
+                raise StoppedError(f"stopped while waiting for the lock of {device}")
+            if give_up.passed:
+                raise DeviceBusyError(
+                    f"{device} on {host.name} is in use by run {holder.get('run', 'unknown')} "
+                    f"(pid {holder.get('pid', '?')} there): wait for it, or take another device"
+                )
+            time.sleep(RETRY_S)  # flock has no form with a time-out
+    except BaseException:
+        os.close(descriptor)
+        raise
+    _write_holder(descriptor, run_id)
+    host.device_locks[device] = descriptor
+
+
+def open_lock_file(device: str) -> int:
+    folder = next(folder for folder in FOLDERS if os.access(folder, os.W_OK))
+    path = Path(folder, f"pytest-rdma-{device}.lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except PermissionError:  # another user's file in a sticky folder: it can be locked but not written
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return descriptor
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(descriptor: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_holder(descriptor: int, run_id: str) -> None:
+    text = json.dumps({"run": run_id, "pid": os.getpid()})
+    try:
+        os.pwrite(descriptor, text.encode().ljust(4096), 0)
+    except OSError:  # opened for reading only: the lock holds all the same
+        return

@@ -1,0 +1,130 @@
+"""What a checked post is refused for, before the driver sees it; each message names the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_rdma.errors import RefusedError
+from pytest_rdma.model import Access, Opcode, QPState, RecvWR, SendWR, Sge
+from pytest_rdma.verbs_memory import MREntry
+from pytest_rdma.verbs_queue import QPEntry
+
+SENDABLE = (QPState.RTS, QPState.SQD, QPState.SQE, QPState.ERR)
+ONE_SIDED = (Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM, Opcode.RDMA_READ)
+ATOMICS = (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD)
+NEEDS_RD_ATOMIC = (Opcode.RDMA_READ, *ATOMICS)
+ATOMIC_BYTES = 8
+WR_ID_END, IMM_END = 1 << 64, 1 << 32
+
+
+def check_sends(entry: QPEntry, requests: Sequence[SendWR]) -> None:
+    if entry.state not in SENDABLE and entry.live_state() not in SENDABLE:
+        todo = "reset and connect the pair again" if entry.state == QPState.RESET else "connect the pair first"
+        raise _refused(entry, f"{entry.label} is {entry.state.name}, not RTS: {todo}")
+    _check_depth(entry, len(entry.sends), len(requests), entry.caps.send_depth, "send")
+    for request in requests:
+        _check_send(entry, request)
+
+
+def check_recvs(entry: QPEntry, requests: Sequence[RecvWR]) -> None:
+    if entry.state == QPState.RESET and entry.live_state() == QPState.RESET:
+        raise _refused(entry, f"{entry.label} is RESET: receives can be posted from INIT on")
+    _check_depth(entry, len(entry.recvs), len(requests), entry.caps.recv_depth, "receive")
+    for request in requests:
+        _check_wr_id(entry, request.wr_id)
+        _check_sge_count(entry, len(request.sges), entry.caps.recv_sges, "receive")
+        for sge in request.sges:
+            _check_sge(entry, sge, Access.LOCAL_WRITE, "a receive is written there")
+
+
+def _refused(entry: QPEntry, text: str) -> RefusedError:
+    return RefusedError(f"refused on {entry.where}: {text}")
+
+
+def _check_depth(entry: QPEntry, in_flight: int, asked: int, depth: int, what: str) -> None:
+    if in_flight + asked <= depth:
+        return
+    text = f"{in_flight} {what}s are in flight on {entry.label} and {asked} more do not fit its {depth}: poll first"
+    if what == "send" and in_flight and not any(signaled for _, signaled in entry.sends):
+        text += "; none of those in flight is signaled, so no completion will free their slots"
+    raise _refused(entry, text)
+
+
+def _check_wr_id(entry: QPEntry, wr_id: int) -> None:
+    if not 0 <= wr_id < WR_ID_END:
+        raise _refused(entry, f"wr_id {wr_id} is not a number of 64 bits")
+
+
+def _check_sge_count(entry: QPEntry, count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise _refused(entry, f"a {what} of {count} SGEs, and {entry.label} was granted {limit}")
+
+
+def _check_send(entry: QPEntry, request: SendWR) -> None:
+    _check_wr_id(entry, request.wr_id)
+    if request.imm is not None and not 0 <= request.imm < IMM_END:
+        raise _refused(entry, f"immediate {request.imm} is not a number of 32 bits")
+    _check_sge_count(entry, len(request.sges), entry.caps.send_sges, request.opcode.name)
+    length = sum(sge.length for sge in request.sges)
+    _check_length(entry, request, length)
+    sink = request.opcode == Opcode.RDMA_READ or request.opcode in ATOMICS
+    for sge in request.sges:
+        if not request.inline:
+            _check_sge(entry, sge, Access.LOCAL_WRITE if sink else Access.NONE, f"{request.opcode.name} writes there")
+    if request.opcode in ONE_SIDED or request.opcode in ATOMICS:
+        _check_remote(entry, request, length)
+
+
+def _check_length(entry: QPEntry, request: SendWR, length: int) -> None:
+    if request.inline and length > entry.caps.inline_bytes:
+        raise _refused(
+            entry,
+            f"{length} bytes inline, and {entry.label} was granted {entry.caps.inline_bytes}: ask for inline_bytes",
+        )
+    if request.inline and (request.opcode == Opcode.RDMA_READ or request.opcode in ATOMICS):
+        raise _refused(entry, f"{request.opcode.name} cannot be inline")
+    # rxe tells 8 MiB up to early 6.13 and carries 2 GiB
+    if length > entry.port.max_msg_bytes and entry.device.info.provider != "rxe":
+        raise _refused(entry, f"{length} bytes are over the port's largest message of {entry.port.max_msg_bytes}")
+
+
+def _check_sge(entry: QPEntry, sge: Sge, access: Access, why: str) -> None:
+    if sge.length == 0:
+        return
+    region = _region(entry, sge.lkey)
+    if region is None:
+        raise _refused(entry, f"lkey {sge.lkey:#x} is of no buffer in the PD of {entry.label}")
+    if sge.addr < region.addr or sge.addr + sge.length > region.addr + region.length:
+        raise _refused(
+            entry,
+            f"{sge.length} bytes at {sge.addr:#x} are not within the buffer of lkey {sge.lkey:#x}: "
+            f"{region.length} bytes at {region.addr:#x}",
+        )
+    if access & ~region.access:
+        raise _refused(entry, f"the buffer of lkey {sge.lkey:#x} has {region.access!r} without LOCAL_WRITE, and {why}")
+
+
+def _region(entry: QPEntry, lkey: int) -> MREntry | None:
+    if lkey == entry.buffer.lkey:
+        return entry.buffer
+    found = (one for one in entry.host.entries("mr") if one.pd is entry.pd and one.lkey == lkey)
+    return next(found, None)
+
+
+def _check_remote(entry: QPEntry, request: SendWR, length: int) -> None:
+    name = request.opcode.name
+    if request.rkey == 0 and length:
+        raise _refused(entry, f"{name} with rkey 0: the peer has told no key of its memory")
+    if request.opcode in NEEDS_RD_ATOMIC and entry.rd_atomic == 0:
+        raise _refused(entry, f"{name} on {entry.label}, which was connected with rd_atomic 0: connect with 1 or more")
+    if request.opcode in ATOMICS and (request.remote_addr % ATOMIC_BYTES or length != ATOMIC_BYTES):
+        raise _refused(entry, f"{name} of {length} bytes at {request.remote_addr:#x}: it takes 8 bytes, aligned to 8")
+    memory = entry.remote
+    if memory is None or memory.rkey != request.rkey or not length:
+        return
+    if request.remote_addr < memory.addr or request.remote_addr + length > memory.addr + memory.length:
+        raise _refused(
+            entry,
+            f"{name} of {length} bytes at {request.remote_addr:#x} is not within the peer's {memory.length} bytes "
+            f"at {memory.addr:#x}",
+        )

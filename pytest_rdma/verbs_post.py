@@ -1,0 +1,336 @@
+"""Posting, polling and waiting on a LocalHost: checked unless raw; loops in C; deadlines that say what was awaited."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from pytest_rdma import native
+from pytest_rdma.deadline import Deadline
+from pytest_rdma.endpoint import check_success
+from pytest_rdma.errors import DeadlineError, PostError, RdmaUsageError, RefusedError, StoppedError, errno_text
+from pytest_rdma.host import LocalHost, op
+from pytest_rdma.model import AsyncEvent, Completion, QPState, RecvWR, SendWR
+from pytest_rdma.verbs_check import check_recvs, check_sends
+from pytest_rdma.verbs_modify import query
+from pytest_rdma.verbs_queue import CQEntry, QPEntry
+
+SLICE_S = 0.05
+SHOWN = 8
+WC_RECV = 128
+WC_WITH_IMM = 2
+ASYNC_EVENTS = (
+    "CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "PATH_MIG", "PATH_MIG_ERR",
+    "DEVICE_FATAL", "PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "SRQ_ERR",
+    "SRQ_LIMIT_REACHED", "QP_LAST_WQE_REACHED", "CLIENT_REREGISTER", "GID_CHANGE", "WQ_FATAL",
+)  # fmt: skip
+
+
+# -- posting
+
+
+@op("qp.post_send")
+def op_post_send(
+    host: LocalHost, deadline: Deadline, handle: int, requests: Sequence[SendWR], number: bool
+) -> list[int]:
+    """Check, post and return the wr_ids; with `number` the endpoint gives them."""
+    entry: QPEntry = host.entry("qp", handle)
+    requests = _numbered(entry, requests) if number else requests
+    check_sends(entry, requests)
+    post_sends(entry, requests)
+    return [request.wr_id for request in requests]
+
+
+@op("qp.post_recv")
+def op_post_recv(
+    host: LocalHost, deadline: Deadline, handle: int, requests: Sequence[RecvWR], number: bool
+) -> list[int]:
+    entry: QPEntry = host.entry("qp", handle)
+    requests = _numbered(entry, requests) if number else requests
+    check_recvs(entry, requests)
+    post_recvs(entry, requests)
+    return [request.wr_id for request in requests]
+
+
+@op("qp.post_raw")
+def op_post_raw(host: LocalHost, deadline: Deadline, handle: int, requests: Sequence[Any]) -> None:
+    entry: QPEntry = host.entry("qp", handle)
+    kinds = {type(request) for request in requests}
+    if kinds == {SendWR}:
+        post_sends(entry, requests)
+    elif kinds == {RecvWR}:
+        post_recvs(entry, requests)
+    elif kinds:
+        raise RdmaUsageError("post_raw takes requests of one kind: all SendWR or all RecvWR")
+
+
+def _numbered(entry: QPEntry, requests: Sequence[Any]) -> list[Any]:
+    with entry.host.lock:
+        first = entry.next_wr_id
+        entry.next_wr_id += len(requests)
+    return [replace(request, wr_id=first + index) for index, request in enumerate(requests)]
+
+
+def post_sends(entry: QPEntry, requests: Sequence[SendWR]) -> None:
+    # counted before they are posted: another thread may reap a completion before this one runs again
+    every = entry.caps.signal_all
+    posted = [(request.wr_id, request.signaled or every) for request in requests]
+    entry.sends.extend(posted)
+    result, index = native.load().post_send(entry.pointer, requests)
+    if result:
+        _take_back(entry.sends, posted[index:])
+        raise _post_error(entry, "send", -result, index, requests[index])
+
+
+def post_recvs(entry: QPEntry, requests: Sequence[RecvWR]) -> None:
+    posted = [request.wr_id for request in requests]
+    entry.recvs.extend(posted)
+    result, index = native.load().post_recv(entry.pointer, requests)
+    if result:
+        _take_back(entry.recvs, posted[index:])
+        raise _post_error(entry, "receive", -result, index, requests[index])
+
+
+def _take_back(queue: Any, refused: list[Any]) -> None:
+    for one in refused:
+        queue.reverse()
+        queue.remove(one)
+        queue.reverse()
+
+
+def _post_error(entry: QPEntry, what: str, number: int, index: int, request: SendWR | RecvWR) -> PostError:
+    caps = entry.caps
+    sending = isinstance(request, SendWR)
+    in_flight, depth = (len(entry.sends), caps.send_depth) if sending else (len(entry.recvs), caps.recv_depth)
+    facts = [
+        f"{entry.label} is {entry.live_state().name}",
+        f"{in_flight} of {depth} in flight",
+        f"{len(request.sges)} SGEs of {caps.send_sges if sending else caps.recv_sges}",
+    ]
+    if isinstance(request, SendWR):
+        length = sum(sge.length for sge in request.sges)
+        facts += [
+            request.opcode.name,
+            f"{length} bytes" + (f" inline of {caps.inline_bytes}" if request.inline else ""),
+        ]
+    if number == errno.ENOMEM:
+        facts.append("the queue is full: poll completions, or ask for more depth, SGEs or inline")
+    text = f"cannot post {what} wr_id {request.wr_id:#x} on {entry.where}: {errno_text(number)}; {', '.join(facts)}"
+    return PostError(text, errno=number, bad_index=index)
+
+
+# -- completions
+
+
+def account(cq: CQEntry, completions: Sequence[Completion]) -> None:
+    """Take completed requests, and the unsignaled ones before them, off what is outstanding."""
+    for one in completions:
+        entry = cq.qps.get(one.qp_num)
+        if entry is None:
+            continue
+        received = one.opcode & WC_RECV if one.status == 0 else not any(one.wr_id == wr_id for wr_id, _ in entry.sends)
+        if received:
+            _retire(entry.recvs, (one.wr_id,))
+        elif one.status:
+            _retire(entry.sends, ((one.wr_id, True), (one.wr_id, False)))
+        else:
+            _retire(entry.sends, ((one.wr_id, True),))
+
+
+def _retire(queue: Any, wanted: tuple[Any, ...]) -> None:
+    """Drop the first that matches and all before it; a completion of what was not counted drops nothing."""
+    position = next((index for index, posted in enumerate(queue) if posted in wanted), -1)
+    for _ in range(position + 1):
+        queue.popleft()
+
+
+def reap(cq: CQEntry, want: int, deadline: Deadline, at_most: int) -> list[Completion]:
+    """Poll for one slice of the time, at most, so that the interpreter hears Ctrl-C in between."""
+    got = native.load().poll(cq.pointer, want, deadline.slice_ns(SLICE_S), deadline.stop, at_most=at_most)
+    if got:
+        account(cq, got)
+    return got
+
+
+def _take(cq: CQEntry, count: int, qp_num: int | None) -> list[Completion]:
+    """Take from what was polled earlier, oldest first."""
+    if not cq.stash:
+        return []
+    with cq.lock:
+        mine = [one for one in cq.stash if qp_num is None or one.qp_num == qp_num][:count]
+        for one in mine:
+            cq.stash.remove(one)
+    return mine
+
+
+def collect(cq: CQEntry, qp_num: int | None, count: int, exactly: bool, deadline: Deadline) -> list[Completion]:
+    """Return up to `count` completions; short only when the time is up. Others' go to the stash."""
+    got = _take(cq, count, qp_num)
+    while len(got) < (count if exactly else min(count, 1)):
+        missing = count - len(got)
+        came = reap(cq, missing if exactly else 1, deadline, missing)
+        mine = [one for one in came if qp_num is None or one.qp_num == qp_num]
+        if len(mine) < len(came):
+            cq.stash.extend(one for one in came if one not in mine)
+        got += mine
+        if len(mine) < missing:
+            got += _take(cq, count - len(got), qp_num)
+        if deadline.passed or deadline.stop:
+            break
+    if exactly and len(got) < count and deadline.stop:
+        cq.stash[:0] = got
+        raise StoppedError(f"stopped after {len(got)} of {count} completions")
+    return got
+
+
+@op("qp.poll")
+def op_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exactly: bool) -> list[Completion]:
+    entry: QPEntry = host.entry("qp", handle)
+    got = collect(entry.cq, entry.qp_num, count, exactly, deadline)
+    if exactly and len(got) < count:
+        entry.cq.stash[:0] = got
+        raise DeadlineError(f"{len(got)} of {count} completions {_within(entry, deadline)}; {explain_wait(entry)}")
+    return got
+
+
+@op("cq.poll")
+def op_cq_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exactly: bool) -> list[Completion]:
+    cq: CQEntry = host.entry("cq", handle)
+    got = collect(cq, None, count, exactly, deadline)
+    if exactly and len(got) < count:
+        cq.stash[:0] = got
+        users = "; ".join(explain_wait(entry) for entry in cq.qps.values()) or "no QP uses the CQ"
+        raise DeadlineError(
+            f"{len(got)} of {count} completions within {deadline.timeout_s:g} s on {host.name}; {users}"
+        )
+    return got
+
+
+@op("qp.wait")
+def op_wait(host: LocalHost, deadline: Deadline, handle: int, wr_ids: Sequence[int]) -> list[Completion]:
+    entry: QPEntry = host.entry("qp", handle)
+    missing = list(wr_ids)
+    found: dict[int, list[Completion]] = {}
+    passed = False
+    while True:
+        with entry.cq.lock:
+            for one in list(entry.cq.stash):
+                if one.qp_num == entry.qp_num and one.wr_id in missing:
+                    entry.cq.stash.remove(one)
+                    missing.remove(one.wr_id)
+                    found.setdefault(one.wr_id, []).append(one)
+        if not missing:
+            break
+        if passed or deadline.stop:
+            entry.cq.stash[:0] = [one for several in found.values() for one in several]
+            raise _not_completed(entry, missing, deadline)
+        passed = deadline.passed  # one more look after the time is up, so that what came in time counts
+        entry.cq.stash.extend(reap(entry.cq, 1, deadline, max(len(missing), 1)))
+    done = [found[wr_id].pop(0) for wr_id in wr_ids]
+    check_success(done, f"{entry.label} on {entry.where}")
+    return done
+
+
+def _not_completed(entry: QPEntry, missing: list[int], deadline: Deadline) -> Exception:
+    names = ", ".join(f"{wr_id:#x}" for wr_id in missing[:SHOWN])
+    if deadline.stop:
+        return StoppedError(f"stopped while wr_id {names} had not completed on {entry.where}")
+    unsignaled = [wr_id for wr_id in missing if (wr_id, False) in entry.sends]
+    trap = f"; wr_id {unsignaled[0]:#x} was posted unsignaled: it completes only when it fails" if unsignaled else ""
+    return DeadlineError(f"wr_id {names} did not complete {_within(entry, deadline)}; {explain_wait(entry)}{trap}")
+
+
+def _within(entry: QPEntry, deadline: Deadline) -> str:
+    return f"within {deadline.timeout_s:g} s on {entry.label} on {entry.where}"
+
+
+def explain_wait(entry: QPEntry) -> str:
+    """Say what is outstanding, the QP's state, and whether anything can complete here at all."""
+    text = f"{entry.label} is {entry.live_state().name}, outstanding: {_outstanding(entry)}"
+    other = [one for one in entry.cq.stash if one.qp_num == entry.qp_num]
+    if other:
+        text += f"; {len(other)} other completions are kept: wr_id {', '.join(hex(one.wr_id) for one in other[:SHOWN])}"
+    if not entry.sends and not entry.recvs:
+        text += "; no completion can arrive here: no request is outstanding on this side"
+    elif not entry.recvs and not any(signaled for _, signaled in entry.sends):
+        text += "; no completion can arrive here: none of the requests is signaled"
+    return text
+
+
+def _outstanding(entry: QPEntry) -> str:
+    sends = [hex(wr_id) + ("" if signaled else " (unsignaled)") for wr_id, signaled in islice(entry.sends, SHOWN)]
+    recvs = [hex(wr_id) for wr_id in islice(entry.recvs, SHOWN)]
+    parts = [
+        f"{len(queue)} {name}: {', '.join(shown)}{', ...' if len(queue) > SHOWN else ''}"
+        for name, queue, shown in (("sends", entry.sends, sends), ("receives", entry.recvs, recvs))
+        if queue
+    ]
+    return "; ".join(parts) or "nothing"
+
+
+# -- events and state
+
+
+@op("qp.arm")
+def op_arm(host: LocalHost, deadline: Deadline, handle: int, solicited_only: bool) -> None:
+    native.load().req_notify(_event_cq(host, handle).pointer, solicited_only)
+
+
+@op("qp.wait_event")
+def op_wait_event(host: LocalHost, deadline: Deadline, handle: int) -> None:
+    cq = _event_cq(host, handle)
+    while native.load().wait_cq_event(cq.channel_pointer, deadline.slice_ns(SLICE_S), deadline.stop) is None:
+        deadline.check(f"completion event on {host.entry('qp', handle).where}")
+
+
+def _event_cq(host: LocalHost, handle: int) -> CQEntry:
+    entry: QPEntry = host.entry("qp", handle)
+    if entry.cq.channel is None:
+        raise RefusedError(f"{entry.label} on {entry.where} has no completion channel: ask for it with events=True")
+    return entry.cq
+
+
+@op("qp.async_events")
+def op_async_events(host: LocalHost, deadline: Deadline, handle: int) -> list[AsyncEvent]:
+    entry: QPEntry = host.entry("qp", handle)
+    view = native.load().qp_view(entry.pointer)
+    context = view.context if view else 0
+    found: list[AsyncEvent] = []
+    while True:
+        until = 0 if found else deadline.slice_ns(SLICE_S)
+        event = native.load().wait_async_event(context, until, deadline.stop)
+        if event is not None:
+            found.append(AsyncEvent(_event_name(event.type), _event_element(host, event)))
+        elif found or deadline.passed or deadline.stop:
+            return found
+
+
+def _event_name(number: int) -> str:
+    return ASYNC_EVENTS[number] if number < len(ASYNC_EVENTS) else f"event {number}"
+
+
+def _event_element(host: LocalHost, event: Any) -> str:
+    name = _event_name(event.type)
+    if name.startswith(("QP", "COMM", "SQ", "PATH")):
+        return f"QP {event.number:#x}"
+    if name == "CQ_ERR":
+        return f"CQ {event.number}"
+    if name in ("PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "CLIENT_REREGISTER", "GID_CHANGE"):
+        return f"port {event.number}"
+    return "device"
+
+
+@op("qp.state")
+def op_state(host: LocalHost, deadline: Deadline, handle: int) -> int:
+    entry: QPEntry = host.entry("qp", handle)
+    return int(entry.live_state())
+
+
+@op("qp.query")
+def op_query(host: LocalHost, deadline: Deadline, handle: int) -> dict[str, Any]:
+    found: dict[str, Any] = query(host.entry("qp", handle).raw_qp)
+    found["qp_state"] = QPState(found["qp_state"])
+    return found
