@@ -1,0 +1,399 @@
+"""RemoteHost: the same Host, whose ops run in an agent at the other end of a stream."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shlex
+import signal as signals
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Union
+
+from pytest_rdma import bootstrap, wire
+from pytest_rdma.deadline import Deadline
+from pytest_rdma.errors import HostLostError, RdmaUsageError, from_plain
+from pytest_rdma.host import DEFAULT_TIMEOUT_S, Call, Host
+from pytest_rdma.model import HostInfo
+from pytest_rdma.streams import ProcessStream, Stream
+
+if TYPE_CHECKING:
+    from pytest_rdma.ssh import SshTarget
+
+CONNECT_TIMEOUT_S = 20.0
+BOOTSTRAP_TIMEOUT_S = 60.0
+SILENCE_LIMIT_S = 6.0
+OVERDUE_GRACE_S = 5.0
+CLOSE_GRACE_S = 5.0
+INTERRUPT_GRACE_S = 1.0
+READ_SLICE_S = 0.5
+WAIT_SLICE_S = 0.5
+
+
+@dataclass(frozen=True)
+class ExecTarget:
+    """A command of this machine that runs on the host what follows it: `ssh -J gate host2`, `podman exec -i b`."""
+
+    command: str
+
+    @property
+    def name(self) -> str:
+        return self.command
+
+    def argv(self) -> list[str]:
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise RdmaUsageError(f"the command {self.command!r} cannot be split into words: {error}") from None
+        if not words:
+            raise RdmaUsageError("the command that is to reach the host is empty")
+        return [*words, "/bin/sh"]
+
+
+class Route(Protocol):
+    """A way to a host that can carry several streams."""
+
+    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream: ...
+
+    def close(self) -> None: ...
+
+
+class ExecRoute:
+    """Each stream is a process of its own."""
+
+    def __init__(self, target: ExecTarget) -> None:
+        self._target = target
+
+    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
+        script = bootstrap.shell_script(marker, python)
+        stream = ProcessStream(self._target.argv(), self._target.command)
+        return start_shell(stream, script, deadline)
+
+    def close(self) -> None:
+        pass
+
+
+class ChildRoute:
+    """Each stream is a child process of this one, by the same interpreter."""
+
+    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
+        python = python or sys.executable
+        return ProcessStream(bootstrap.python_argv(marker, python), python)
+
+    def close(self) -> None:
+        pass
+
+
+class SshRoute:
+    """Each stream is a channel of one SSH connection, which is made anew when it has ended."""
+
+    def __init__(self, target: SshTarget) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._connection: Any = None
+
+    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
+        from pytest_rdma.ssh import connect
+
+        script = bootstrap.shell_script(marker, python)
+        with self._lock:
+            if self._connection is None or not self._connection.usable:
+                self.close()
+                self._connection = connect(self._target, deadline)
+            stream: Stream = self._connection.open("exec /bin/sh", deadline)
+        return start_shell(stream, script, deadline)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def start_shell(stream: Stream, script: bytes, deadline: Deadline) -> Stream:
+    """Hand the script to the shell; one that has ended already is found out by reading, which knows why."""
+    with contextlib.suppress(HostLostError):
+        stream.write(script, deadline)
+    return stream
+
+
+class RemoteCall(Call):
+    """A request on its way. `result` waits for the agent's answer, which keeps the op's deadline itself."""
+
+    def __init__(self, link: Link, number: int, name: str, deadline: Deadline, test: str | None) -> None:
+        self.number = number
+        self.name = name
+        self.test = test
+        self.deadline = deadline
+        self._link = link
+        self._done = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def result(self) -> Any:
+        try:
+            while not self._done.wait(WAIT_SLICE_S):
+                self._link.check_overdue(self)
+        except KeyboardInterrupt:
+            with contextlib.suppress(HostLostError):
+                self.cancel()
+            self._done.wait(INTERRUPT_GRACE_S)
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def cancel(self) -> None:
+        if not self.done:
+            self._link.send({"t": "cancel", "id": self.number}, Deadline(OVERDUE_GRACE_S))
+
+    def settle(self, value: Any = None, error: BaseException | None = None) -> None:
+        self._value = value
+        self._error = error
+        self._done.set()
+
+
+class Link:
+    """One agent and the stream to it, from HELLO to its end."""
+
+    def __init__(self, host: RemoteHost, stream: Stream, rest: bytes) -> None:
+        self.stream = stream
+        self.lost: str | None = None
+        self._host = host
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, RemoteCall] = {}
+        self._running: dict[int, float] = {}
+        self._lock = threading.Lock()
+        self._frames = wire.FrameReader(host.name)
+        self._closing = False
+        self._rest = rest
+        self._reader = threading.Thread(target=self._read, name=f"frames of {host.name}", daemon=True)
+        self._reader.start()
+
+    def submit(self, name: str, args: tuple[Any, ...], timeout_s: float) -> RemoteCall:
+        number = next(self._numbers)
+        request = {"t": "call", "id": number, "op": name, "args": list(args), "timeout_s": timeout_s}
+        frame = wire.encode(request, self._host)
+        call = RemoteCall(self, number, name, Deadline(timeout_s), self._host.current_test)
+        with self._lock:
+            if self.lost is not None:
+                raise self._loss(call)
+            self._pending[call.number] = call
+        self._write(frame, Deadline(timeout_s + OVERDUE_GRACE_S * self._host.timeout_scale))
+        return call
+
+    def send(self, message: dict[str, Any], deadline: Deadline) -> None:
+        self._write(wire.encode(message, self._host), deadline)
+
+    def check_overdue(self, call: RemoteCall) -> None:
+        """Declare the agent lost when an op has outlived its deadline.
+
+        One that has not begun does not count while another, which may hold the GIL there, is within its own.
+        """
+        if not self._overdue(call):
+            return
+        with self._lock:
+            others = [other for other in self._pending.values() if other is not call]
+        seconds = self._running.get(call.number)
+        if seconds is None and not all(self._overdue(other) for other in others):
+            return
+        limit = call.deadline.timeout_s
+        self.lose(f"{call.name} outlived its deadline of {limit:g} s by {OVERDUE_GRACE_S:g} s and more")
+
+    def _overdue(self, call: RemoteCall) -> bool:
+        grace_ns = OVERDUE_GRACE_S * self._host.timeout_scale * 1e9
+        return time.monotonic_ns() > call.deadline.at_ns + grace_ns
+
+    def lose(self, cause: str) -> None:
+        """Note why there is no agent any more, and let all that wait for it know; the first cause stays."""
+        with self._lock:
+            if self.lost is None:
+                self.lost = cause
+            pending, self._pending = list(self._pending.values()), {}
+        self.stream.end_input()
+        for call in pending:
+            call.settle(error=self._loss(call))
+
+    def close(self, grace_s: float) -> None:
+        """End the agent; idempotent."""
+        self._closing = True
+        if self.lost is not None:
+            grace_s = min(grace_s, 1.0)
+        self.stream.close(grace_s)
+        if self._reader is not threading.current_thread():
+            self._reader.join(READ_SLICE_S * 4)
+        self.lose("it was closed")
+        self.stream.release()
+
+    def _loss(self, call: RemoteCall) -> HostLostError:
+        words = self.stream.stderr.last_lines()
+        test = f" in {call.test}" if call.test else ""
+        said = f"; the last on its stderr: {words}" if words else ""
+        return HostLostError(
+            f"{self._host.name} was lost during {call.name}{test}: {self.lost}{said}",
+            cause=self.lost,
+            stderr=self.stream.stderr.text(),
+        )
+
+    def _write(self, frame: bytes, deadline: Deadline) -> None:
+        try:
+            self.stream.write(wire.frame(frame), deadline)
+        except HostLostError as error:
+            # The reader knows better how it ended, and tells all that wait.
+            self._reader.join(READ_SLICE_S * 4)
+            self.lose(str(error))
+
+    def _read(self) -> None:
+        try:
+            self._take(self._rest)
+            silent_s = 0.0
+            # Silence is what was listened to without hearing: a controller that was stopped itself heard nothing.
+            while silent_s < SILENCE_LIMIT_S * self._host.timeout_scale:
+                data = self.stream.read(READ_SLICE_S)
+                if data == b"":
+                    self.lose("it was closed" if self._closing else f"the agent ended: {self.stream.exit_text(1.0)}")
+                    return
+                silent_s = 0.0 if data else silent_s + READ_SLICE_S
+                self._take(data or b"")
+            self.lose(f"nothing was heard of the agent for {silent_s:g} s")
+        except Exception as error:  # whatever it is, nobody reads any more
+            self.lose(f"its stream cannot be read: {error}")
+
+    def _take(self, data: bytes) -> None:
+        for frame in self._frames.feed(data):
+            message = wire.decode(frame, self._host)
+            if message["t"] == "beat":
+                self._running = dict(message["calls"])
+                continue
+            with self._lock:
+                call = self._pending.pop(message["id"], None)
+            self._host.round_trips += 1
+            if call is None:
+                continue
+            if message["t"] == "result":
+                call.settle(message["value"])
+            else:
+                call.settle(error=from_plain(message["error"], self._host.name))
+
+
+Target = Union[ExecTarget, "SshTarget"]
+
+
+class RemoteHost(Host):
+    """A host reached through a stream. `open` brings up its agent; `ensure` makes it anew when it was lost."""
+
+    def __init__(
+        self,
+        target: Target | None,
+        *,
+        name: str | None = None,
+        python: str | None = None,
+        timeout_scale: float = 1.0,
+        parent: Host | None = None,
+    ) -> None:
+        self.target = target
+        self.name = name or (target.name if target is not None else "spawned host")
+        self.timeout_scale = timeout_scale
+        self._python = python
+        self._parent = parent
+        self._route: Route = parent._route if isinstance(parent, RemoteHost) else _route_to(target)
+        self._link: Link | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about the way to the host."""
+        return getattr(self.target, "notes", ())
+
+    @property
+    def lost(self) -> str | None:
+        """Why the agent is no more; None while it lives, or before it was opened."""
+        return self._link.lost if self._link is not None else None
+
+    def open(self) -> None:
+        """Bring up the agent; HostUnreachableError says where that failed. A no-op when it is up."""
+        if self._link is not None:
+            return
+        marker = bootstrap.new_marker()
+        connect = Deadline(CONNECT_TIMEOUT_S * self.timeout_scale)
+        stream = self._route.open(marker, self._python, connect)
+        deadline = Deadline(BOOTSTRAP_TIMEOUT_S * self.timeout_scale)
+        starting = bootstrap.Bootstrap(stream, self.name, marker, self._python, deadline)
+        try:
+            starting.run({"timeout_scale": self.timeout_scale, "beat_ms": int(bootstrap.BEAT_INTERVAL_S * 1000)})
+        except BaseException:
+            stream.close(0.0)
+            stream.release()
+            raise
+        self.info: HostInfo = starting.info
+        self._link = Link(self, stream, starting.rest)
+
+    def invoke(self, name: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        return self.submit(name, *args, timeout_s=timeout_s).result()
+
+    def submit(self, name: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> RemoteCall:
+        if self._link is None:
+            raise RdmaUsageError(f"{self.name} is not open: {name} cannot run there")
+        return self._link.submit(name, args, timeout_s * self.timeout_scale)
+
+    def ensure(self) -> None:
+        """Make the agent anew when it was lost."""
+        if self.lost is not None:
+            self.restart(self.lost)
+
+    def restart(self, cause: str) -> None:
+        """End the agent and bring up another; what hung on the old one is stale, `cause` says why."""
+        test = f" during {self.current_test}" if self.current_test else ""
+        self._end(0.0)
+        self.restart_cause = f"{cause}{test}"
+        self.generation += 1
+        self.open()
+
+    def spawn(self) -> RemoteHost:
+        """Return a second agent on the same host; over SSH it shares the connection."""
+        host = RemoteHost(
+            self.target,
+            name=f"{self.name} (spawned)",
+            python=self._python,
+            timeout_scale=self.timeout_scale,
+            parent=self,
+        )
+        host.open()
+        return host
+
+    def kill(self, signal: int = signals.SIGKILL) -> None:
+        """Send a signal to the agent of a spawned host, through the host that spawned it."""
+        if self._parent is None:
+            raise RdmaUsageError(f"{self.name} was not spawned: kill only what spawn() returned")
+        self._parent.invoke("process.kill", self.info.pid, int(signal))
+
+    def stderr_tail(self) -> str:
+        """Return the last that the agent wrote to its standard error, for a report."""
+        return self._link.stream.stderr.text() if self._link is not None else ""
+
+    def close(self) -> None:
+        self._end(CLOSE_GRACE_S * self.timeout_scale)
+        if not isinstance(self._parent, RemoteHost):
+            self._route.close()
+
+    def _end(self, grace_s: float) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close(grace_s)
+
+
+def _route_to(target: Target | None) -> Route:
+    if target is None:
+        return ChildRoute()
+    return ExecRoute(target) if isinstance(target, ExecTarget) else SshRoute(target)
+
+
+def spawn_local(host: Host) -> RemoteHost:
+    """Return a second agent on this machine, a child of this process."""
+    spawned = RemoteHost(None, name=f"{host.name} (spawned)", timeout_scale=host.timeout_scale, parent=host)
+    spawned.open()
+    return spawned
