@@ -18,7 +18,7 @@
 #define PRDMA_ABI_VERSION 1
 #define PRDMA_API __attribute__((visibility("default")))
 
-typedef const volatile int prdma_stop;
+typedef const int prdma_stop; /* read atomically */
 
 struct prdma_sge {
 	uint64_t addr;

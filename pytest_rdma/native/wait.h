@@ -18,7 +18,7 @@ static inline int64_t prdma_now_ns(void)
 
 static inline int prdma_stopped(prdma_stop *stop)
 {
-	return stop && *stop;
+	return stop && __atomic_load_n(stop, __ATOMIC_ACQUIRE);
 }
 
 /* Waits for `events` on fd, at most one slice; 1, 0 when it must be asked again, or a negative errno. */

@@ -175,7 +175,7 @@ TEST(every_field_of_a_completion_arrives)
 
 struct helper {
 	struct stub *stub;
-	volatile int stop;
+	int stop;
 	int completions;
 };
 
@@ -184,7 +184,7 @@ static void *stop_soon(void *argument)
 	struct helper *helper = argument;
 
 	usleep(20000);
-	helper->stop = 1;
+	__atomic_store_n(&helper->stop, 1, __ATOMIC_RELEASE);
 	return NULL;
 }
 

@@ -8,12 +8,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static volatile int stop;
+static int stop;
 
 static void *stop_soon(void *argument)
 {
 	usleep(20000);
-	stop = 1;
+	__atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
 	return argument;
 }
 
