@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, TypeVar
 
 from pytest_rdma.deadline import Deadline, StopFlag
-from pytest_rdma.errors import DeadlineError, RdmaError, RdmaUsageError, StaleHandleError
+from pytest_rdma.errors import DeadlineError, RdmaUsageError, StaleHandleError
 from pytest_rdma.model import Access, DeviceInfo, EndpointCaps, HostInfo
 
 if TYPE_CHECKING:
@@ -363,7 +363,7 @@ def close_all(closers: list[Callable[[], Any]]) -> None:
         return
     if len(errors) > 1:
         rest = "; ".join(str(error) for error in errors[1:])
-        raise RdmaError(f"{errors[0]} (and then: {rest})") from errors[0]
+        errors[0].args = (f"{errors[0]} (and then: {rest})",)
     raise errors[0]
 
 

@@ -1,19 +1,25 @@
-"""The choice of device, port, GID row and attributes for both ends, and the pair of endpoints that is made from it."""
+"""The pair of endpoints that a rail and a test's capabilities make, and how it is connected."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Callable
 
 from pytest_rdma.endpoint import Endpoint
-from pytest_rdma.host import Host
-from pytest_rdma.model import ConnectionAttributes, EndpointCaps
-from pytest_rdma.rail import Rail
+from pytest_rdma.errors import RdmaUsageError
+from pytest_rdma.host import Call, Host, LocalHost, close_all
+from pytest_rdma.model import ConnectionAttributes, EndpointCaps, ExchangeRecord
+from pytest_rdma.rail import Rail, RailEnd
 
 Overrides = dict[str, dict[str, Any]]
+SIDES = ("local", "peer")
+ATTRIBUTE_NAMES = {one.name for one in fields(ConnectionAttributes)}
+RECORD_NAMES = {one.name for one in fields(ExchangeRecord)}
 
 
 class Pair:
-    """Two endpoints of RC and how they connect. One of its methods is one round trip to each host, both at once."""
+    """Two endpoints of RC and how they connect. Each step is one round trip to each host, both at once."""
 
     def __init__(self, local: Endpoint, peer: Endpoint, rail: Rail, attributes: ConnectionAttributes) -> None:
         self.local = local
@@ -24,13 +30,100 @@ class Pair:
 
     @classmethod
     def create(cls, local: Host, peer: Host, rail: Rail, caps: EndpointCaps | None = None, **attributes: Any) -> Pair:
-        """Make both endpoints, in INIT; `attributes` override those that the rail gives."""
-        raise NotImplementedError
+        """Make both endpoints, in INIT; `attributes` override those that the rail gives, by their names."""
+        unknown = sorted(set(attributes) - ATTRIBUTE_NAMES)
+        if unknown:
+            raise RdmaUsageError(
+                f"no connection attribute {', '.join(unknown)}; there are {', '.join(ATTRIBUTE_NAMES)}"
+            )
+        chosen = replace(ConnectionAttributes(rail.mtu, rd_atomic=rail.rd_atomic), **attributes)
+        args = [_creation(end, caps or EndpointCaps(), chosen.pkey_index) for end in (rail.local, rail.peer)]
+        made = both((local, peer), "qp.create", args, undo=lambda endpoint: endpoint.close())
+        return cls(made[0], made[1], rail, chosen)
+
+    @property
+    def ends(self) -> tuple[Endpoint, Endpoint]:
+        return self.local, self.peer
 
     def connect(self, overrides: Overrides | None = None) -> None:
-        """Move both ends to RTR, then both to RTS."""
-        raise NotImplementedError
+        """Move both ends to RTR, then both to RTS.
+
+        `overrides={"local": {...}}` forges: fields of ExchangeRecord are what the local end tells the peer, fields of
+        ConnectionAttributes are how the local end itself is set; `"peer"` likewise.
+        """
+        records, attributes = self._forged(overrides or {})
+        hosts, handles = [end.host for end in self.ends], [end.handle for end in self.ends]
+        for end in self.ends:
+            end.check_usable()
+        to_rtr = [(handles[0], records[1], attributes[0]), (handles[1], records[0], attributes[1])]
+        both(hosts, "qp.rtr", to_rtr)
+        self.local.remote, self.peer.remote = records[1].memory, records[0].memory
+        both(hosts, "qp.rts", list(zip(handles, attributes)))
+
+    def _forged(self, overrides: Overrides) -> tuple[list[ExchangeRecord], list[ConnectionAttributes]]:
+        unknown = set(overrides) - set(SIDES)
+        if unknown:
+            raise RdmaUsageError(f"overrides are for 'local' and 'peer', not for {', '.join(sorted(unknown))}")
+        records, attributes = [], []
+        for side, end in zip(SIDES, self.ends):
+            changes = overrides.get(side, {})
+            wrong = set(changes) - ATTRIBUTE_NAMES - RECORD_NAMES
+            if wrong:
+                names = ", ".join(sorted(ATTRIBUTE_NAMES | RECORD_NAMES))
+                raise RdmaUsageError(f"cannot override {', '.join(sorted(wrong))}; what can be: {names}")
+            records.append(replace(end.record, **{k: v for k, v in changes.items() if k in RECORD_NAMES}))
+            attributes.append(replace(self.attributes, **{k: v for k, v in changes.items() if k in ATTRIBUTE_NAMES}))
+        return records, attributes
+
+    def reset(self) -> None:
+        """Move both ends to RESET and on to INIT; `connect` then connects them anew."""
+        both([end.host for end in self.ends], "qp.reset", [(end.handle,) for end in self.ends])
+        self.local.remote = self.peer.remote = None
+
+    def reconnect(self, overrides: Overrides | None = None) -> None:
+        self.reset()
+        self.connect(overrides)
 
     def close(self) -> None:
-        """Close both ends; idempotent; an error of one does not keep the other open."""
-        raise NotImplementedError
+        """Close both ends, both at once; idempotent; an error of one does not keep the other open."""
+        live = [end for end in self.ends if not end.closed]
+        for end in live:
+            end.mark_closed()
+        live = [end for end in live if end.generation == end.host.generation]
+        both([end.host for end in live], "qp.close", [(end.handle,) for end in live])
+
+
+def _creation(end: RailEnd, caps: EndpointCaps, pkey_index: int) -> tuple[Any, ...]:
+    gid_index = end.gid.index if end.gid else None
+    return end.device.name, end.port.number, gid_index, caps, pkey_index, None, None
+
+
+def both(
+    hosts: tuple[Host, ...] | list[Host],
+    op: str,
+    args: list[tuple[Any, ...]],
+    undo: Callable[[Any], Any] | None = None,
+) -> list[Any]:
+    """Run an op on all hosts at once and return the results in order.
+
+    When one fails, what the others made is undone and the first failure raised. An op on a LocalHost runs here while
+    the other host works.
+    """
+    calls: list[Call | None] = [
+        None if isinstance(host, LocalHost) else host.submit(op, *arguments) for host, arguments in zip(hosts, args)
+    ]
+    results: list[Any] = [None] * len(calls)
+
+    def finish(index: int) -> None:
+        call = calls[index]
+        results[index] = hosts[index].invoke(op, *args[index]) if call is None else call.result()
+
+    order = sorted(range(len(calls)), key=lambda index: calls[index] is not None)
+    try:
+        close_all([partial(finish, index) for index in order])
+    except BaseException:
+        if undo is not None:
+            made = [result for result in results if result is not None]
+            close_all([partial(undo, result) for result in made])
+        raise
+    return results

@@ -95,29 +95,18 @@ def query(qp: Any) -> dict[str, Any]:
     return found
 
 
-def needs_grh(entry: QPEntry, peer: ExchangeRecord) -> bool:
-    """Say whether packets carry a GRH: always on Ethernet; on InfiniBand when a port asks or the subnets differ."""
-    if entry.port.link_layer != "InfiniBand":
-        return True
-    if entry.port.grh_required or not peer.lid:
-        return True
-    return entry.gid is not None and gid_prefix(entry.gid.gid) != gid_prefix(peer.gid)
-
-
-def gid_prefix(gid: str) -> int:
-    """Return the upper 64 bits of a GID: the InfiniBand subnet prefix."""
-    return int(ipaddress.IPv6Address(gid)) >> 64
-
-
 def address_vector(entry: QPEntry, peer: ExchangeRecord, attributes: ConnectionAttributes) -> dict[str, Any]:
-    """Return the address vector towards the peer. What concerns InfiniBand is untested on hardware."""
+    """Return the address vector towards the peer; a GRH goes with a GID row.
+
+    What concerns InfiniBand is untested on hardware.
+    """
     vector: dict[str, Any] = {"ah_port": entry.port.number, "sl": attributes.sl}
     if entry.port.link_layer == "InfiniBand":
         vector["dlid"] = peer.lid
-    if needs_grh(entry, peer):
+    if entry.gid is not None:
         vector.update(
             dgid=peer.gid,
-            sgid_index=entry.gid.index if entry.gid else 0,
+            sgid_index=entry.gid.index,
             hop_limit=attributes.hop_limit,
             traffic_class=attributes.traffic_class,
         )

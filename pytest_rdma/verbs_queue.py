@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from pytest_rdma import native
+from pytest_rdma import gids, native
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import CQ, Endpoint
 from pytest_rdma.errors import RdmaUsageError, VerbsError
@@ -211,13 +211,19 @@ def _power_of_two(depth: int) -> int:
 
 
 def gid_row(host: LocalHost, device: OpenDevice, port: PortInfo, index: int | None) -> GidRow | None:
+    """Return the row asked for, else the best usable one; on InfiniBand none unless asked for."""
+    place = f"{device.name}/{port.number} on {host.name}"
+    rows = gids.usable(port.gids)
     if index is None:
-        return port.gids[0] if port.gids else None
+        if port.link_layer == "InfiniBand":
+            return None
+        if not rows:
+            raise RdmaUsageError(f"{place} has no usable GID row; rows: {gids.describe_all(port.gids)}")
+        return rows[0]
     for row in port.gids:
         if row.index == index:
             return row
-    valid = ", ".join(f"{row.index} {row.address}" for row in port.gids) or "none"
-    raise RdmaUsageError(f"{host.name} {device.name}/{port.number} has no GID row {index}; it has {valid}")
+    raise RdmaUsageError(f"{place} has no GID row {index}; valid rows: {gids.describe_all(rows)}")
 
 
 def create_qp(entry: QPEntry, caps: EndpointCaps) -> None:
@@ -292,7 +298,8 @@ def _creates(entry: QPEntry, caps: EndpointCaps) -> bool:
 
 
 def register(entry: QPEntry) -> Endpoint:
-    gid, limits = entry.gid, entry.device.info.limits
+    limits = entry.device.info.limits
+    gid = entry.gid or next(iter(entry.port.gids), None)
     record = ExchangeRecord(
         qp_num=entry.qp_num,
         psn=secrets.randbits(PSN_BITS),
