@@ -1,0 +1,57 @@
+"""Small files of a lab: the keys, and the archive that gives each guest its identity."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+GUESTS = (1, 2)
+
+
+def make_keys(directory: Path) -> None:
+    """Make the key that opens both guests and one host key for each, all of this lab alone."""
+    for name in ("id_ed25519", *(f"host{number}_key" for number in GUESTS)):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "pytest-rdma-lab", "-f", str(directory / name)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            timeout=30,
+        )
+
+
+def known_hosts(directory: Path, names: dict[int, list[str]]) -> str:
+    """Return known_hosts lines for the guests under the names by which they are reached."""
+    lines = []
+    for number, addresses in names.items():
+        kind, key = (directory / f"host{number}_key.pub").read_text().split()[:2]
+        lines.append(f"{','.join(addresses)} {kind} {key}\n")
+    return "".join(lines)
+
+
+def write_initramfs(base: Path, directory: Path, number: int) -> Path:
+    """Write the initramfs of guest `number`: the image's, followed by an archive with what only this guest knows."""
+    fabric = {n: [f"host{n}", f"10.99.0.{n}", f"fd99::{n}"] for n in GUESTS}
+    contents = {
+        "identity": f"NUMBER={number}\n".encode(),
+        "id_ed25519": (directory / "id_ed25519").read_bytes(),
+        "id_ed25519.pub": (directory / "id_ed25519.pub").read_bytes(),
+        "ssh_host_ed25519_key": (directory / f"host{number}_key").read_bytes(),
+        "ssh_known_hosts": known_hosts(directory, fabric).encode(),
+    }
+    archive = bytearray(base.read_bytes())
+    archive.extend(b"\0" * (-len(archive) % 512))
+    for name, content in contents.items():
+        _append(archive, f"lab/{name}", 0o100600, content)
+    _append(archive, "TRAILER!!!", 0, b"")
+    path = directory / f"host{number}.initramfs"
+    path.write_bytes(archive)
+    return path
+
+
+def _append(archive: bytearray, name: str, mode: int, content: bytes) -> None:
+    """Append an entry in the "newc" format of the kernel's Documentation/driver-api/early-userspace/buffer-format.rst."""
+    encoded = name.encode() + b"\0"
+    fields = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(encoded), 0)
+    for part in (b"070701" + b"".join(b"%08X" % field for field in fields) + encoded, content):
+        archive.extend(part)
+        archive.extend(b"\0" * (-len(archive) % 4))

@@ -1,0 +1,102 @@
+"""One guest: its QEMU command line and its console."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from pytest_rdma.errors import RdmaEnvironmentError
+from pytest_rdma.lab.image import Image
+
+MEMORY_MIB = 1024
+READY = b"pytest-rdma: ready"
+PORT_TAKEN = b"Could not set up host forwarding rule"
+KVM_BROKEN = b"KVM internal error"
+_KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1"
+_CPU = {"kvm": "host", "tcg": "max"}
+_ACCEL = {"kvm": "kvm", "tcg": "tcg,thread=multi"}
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback address that is free now; another process may yet take it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(image: Image, directory: Path, number: int, port: int, accel: str) -> list[str]:
+    """Return the command of guest `number`; its fabric NIC is joined to the other guest's by two sockets in `directory`."""
+    other = 3 - number
+    return [
+        *("qemu-system-x86_64", "-name", f"host{number}", "-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-machine", "q35", "-display", "none"),
+        *("-accel", _ACCEL[accel], "-cpu", _CPU[accel], "-smp", "1", "-m", str(MEMORY_MIB)),
+        *("-kernel", str(image.kernel), "-initrd", str(directory / f"host{number}.initramfs")),
+        *("-append", _KERNEL_ARGUMENTS),
+        *("-serial", "stdio"),
+        *("-drive", f"id=root,file={image.root},format=raw,if=none,readonly=on,cache=unsafe"),
+        *("-device", "virtio-blk-pci,drive=root"),
+        *("-netdev", f"user,id=control,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:22"),
+        *("-device", f"virtio-net-pci,netdev=control,romfile=,mac=52:54:00:0c:00:0{number}"),
+        *("-netdev", _fabric(directory, number, other)),
+        *("-device", f"virtio-net-pci,netdev=fabric,romfile=,mac=52:54:00:fa:00:0{number},host_mtu=9000"),
+    ]
+
+
+def _fabric(directory: Path, number: int, other: int) -> str:
+    ends = (("local", number), ("remote", other))
+    sockets = (f"{end}.type=unix,{end}.path={directory}/fabric{which}" for end, which in ends)
+    return f"dgram,id=fabric,{','.join(sockets)}"
+
+
+class Guest:
+    """A running guest. Its QEMU dies with the process that started it; start it from the main thread."""
+
+    def __init__(self, image: Image, directory: Path, number: int, accel: str) -> None:
+        self.number = number
+        self.name = f"host{number}"
+        self.port = free_port()
+        self.console = bytearray()
+        self.ready = False
+        self._log = open(directory / f"{self.name}.console", "wb", buffering=0)
+        self.process = subprocess.Popen(
+            # The kernel's own promise: QEMU gets SIGKILL when its parent is gone, however that ends.
+            ["setpriv", "--pdeathsig", "KILL", *command(image, directory, number, self.port, accel)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.fd = self.process.stdout.fileno()
+        os.set_blocking(self.fd, False)
+
+    def read_console(self) -> bool:
+        """Take what the console has to say; return False when it has ended."""
+        try:
+            data = os.read(self.fd, 65536)
+        except BlockingIOError:
+            return True
+        self._log.write(data)
+        if not self.ready:
+            self.console += data
+            self.ready = READY in self.console
+        return bool(data)
+
+    def failure(self, what: str) -> RdmaEnvironmentError:
+        """Return an error that shows the end of the console."""
+        lines = [line.strip() for line in self.console.decode(errors="replace").splitlines() if line.strip()]
+        tail = "".join(f"\n    {line}" for line in lines[-12:])
+        return RdmaEnvironmentError(f"lab guest {self.name} {what}; its console ends with:{tail or ' nothing'}")
+
+    def kill(self) -> None:
+        """End the guest and wait until it is gone."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
