@@ -135,6 +135,14 @@ class Host(ABC):
         """Start one op."""
 
     @abstractmethod
+    def open(self) -> None:
+        """Make the host answer: start its agent where there is one."""
+
+    @abstractmethod
+    def ensure(self) -> None:
+        """Make the host answer again when it was lost."""
+
+    @abstractmethod
     def spawn(self) -> Host:
         """Return a second host on the same machine, in a process of its own that a test may kill."""
 
@@ -281,6 +289,12 @@ class LocalHost(Host):
         if self._info is None:
             self._info = host_info()
         return self._info
+
+    def open(self) -> None:
+        """Do nothing: this process is there."""
+
+    def ensure(self) -> None:
+        """Do nothing: this process cannot be lost without its tests."""
 
     def invoke(self, name: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, stop: StopFlag | None = None) -> Any:
         return self.run_op(name, Deadline(timeout_s * self.timeout_scale, stop), args)

@@ -24,9 +24,11 @@ GID_TYPES = ("IB", "IB/RoCE v1", "RoCE v2")
 QPF_GRH_REQUIRED = 1
 LIMITS = (
     "max_mr_size", "max_qp", "max_qp_wr", "max_sge", "max_sge_rd", "max_cq", "max_cqe", "max_mr", "max_pd",
-    "max_qp_rd_atom", "max_res_rd_atom", "max_qp_init_rd_atom", "atomic_caps", "device_cap_flags", "max_mw",
+    "max_qp_rd_atom", "max_res_rd_atom", "max_qp_init_rd_atom", "atomic_cap", "device_cap_flags", "max_mw",
     "max_srq", "max_srq_wr", "max_srq_sge", "max_ah", "max_pkeys", "local_ca_ack_delay", "phys_port_cnt",
+    "max_mcast_grp", "max_mcast_qp_attach",
 )  # fmt: skip
+PYVERBS_NAMES = {"atomic_cap": "atomic_caps"}
 
 
 class OpenDevice:
@@ -150,7 +152,7 @@ def query_device(name: str, context: Any) -> DeviceInfo:
         vendor_id=attributes.vendor_id,
         vendor_part_id=attributes.vendor_part_id,
         numa_node=int(_read(folder / "device" / "numa_node") or -1),
-        limits={limit: int(getattr(attributes, limit)) for limit in LIMITS},
+        limits={limit: int(getattr(attributes, PYVERBS_NAMES.get(limit, limit))) for limit in LIMITS},
         ports=tuple(
             _port_info(folder / "ports" / str(number), number, queried[number], rows.get(number, []))
             for number in ports
