@@ -38,9 +38,11 @@ STAYS = (
     "plugin",
     "remote",
     "report",
+    "running",
     "session",
     "ssh",
     "ssh_config",
+    "ssh_connection",
     "streams",
 )
 """The modules of the package that only a controller needs."""
@@ -128,7 +130,7 @@ def check_interpreter(python: str) -> None:
     """Refuse what a shell there would read as more than one plain word."""
     if not _PLAIN_WORD.fullmatch(python) or python.startswith("-"):
         raise HostUnreachableError(
-            f"the interpreter {python!r} is not a plain path: only letters, digits and ~ . / _ + @ : , = % - may be in it"
+            f"the interpreter {python!r} is not a plain path of letters, digits and ~ . / _ + @ : , = % -"
         )
 
 

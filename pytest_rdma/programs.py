@@ -268,8 +268,7 @@ class Running(Resource):
             **identity,
         }
         try:
-            process: subprocess.Popen[bytes] = _spawner().submit(subprocess.Popen, words, **options).result()
-            return process
+            return _spawner().submit(lambda: subprocess.Popen[bytes](words, **options)).result()
         except (OSError, ValueError) as error:
             raise RdmaEnvironmentError(f"{attempt}: {error}") from None
 
@@ -446,13 +445,11 @@ def _sweep() -> None:
 
 def _scratch(host: LocalHost) -> Scratch:
     with host.lock:
-        found = host.entries("scratch")
+        found: list[Scratch] = host.entries("scratch")
         if not found:
-            scratch = Scratch()
-            host.add(scratch, ScratchFront, {})
-            found = [scratch]
-    scratch: Scratch = found[0]
-    return scratch
+            found = [Scratch()]
+            host.add(found[0], ScratchFront, {})
+    return found[0]
 
 
 @op("file.directory")

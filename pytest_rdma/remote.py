@@ -12,15 +12,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from pytest_rdma import bootstrap, wire
+from pytest_rdma import bootstrap, endpoint, programs, wire
 from pytest_rdma.deadline import Deadline
-from pytest_rdma.errors import HostLostError, RdmaUsageError, from_plain
+from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, from_plain
 from pytest_rdma.host import DEFAULT_TIMEOUT_S, Call, Host
 from pytest_rdma.model import HostInfo
 from pytest_rdma.streams import ProcessStream, Stream
 
 if TYPE_CHECKING:
     from pytest_rdma.ssh import SshTarget
+    from pytest_rdma.ssh_connection import SshConnection
 
 CONNECT_TIMEOUT_S = 20.0
 BOOTSTRAP_TIMEOUT_S = 60.0
@@ -30,6 +31,7 @@ CLOSE_GRACE_S = 5.0
 INTERRUPT_GRACE_S = 1.0
 READ_SLICE_S = 0.5
 WAIT_SLICE_S = 0.5
+SHELL_COMMAND = "exec /bin/sh"
 
 
 @dataclass(frozen=True)
@@ -92,23 +94,28 @@ class SshRoute:
     def __init__(self, target: SshTarget) -> None:
         self._target = target
         self._lock = threading.Lock()
-        self._connection: Any = None
+        self._connections: list[SshConnection] = []
 
     def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
-        from pytest_rdma.ssh import connect
-
         script = bootstrap.shell_script(marker, python)
         with self._lock:
-            if self._connection is None or not self._connection.usable:
-                self.close()
-                self._connection = connect(self._target, deadline)
-            stream: Stream = self._connection.open("exec /bin/sh", deadline)
+            stream = self._open_channel(deadline)
         return start_shell(stream, script, deadline)
 
+    def _open_channel(self, deadline: Deadline) -> Stream:
+        """Open a channel on a connection there is; a new one where that has ended or takes no more."""
+        from pytest_rdma.ssh import connect
+
+        for connection in self._connections:
+            if connection.usable:
+                with contextlib.suppress(HostUnreachableError):
+                    return connection.open(SHELL_COMMAND, deadline)
+        self._connections.append(connect(self._target, deadline))
+        return self._connections[-1].open(SHELL_COMMAND, deadline)
+
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        while self._connections:
+            self._connections.pop().close()
 
 
 def start_shell(stream: Stream, script: bytes, deadline: Deadline) -> Stream:
@@ -280,6 +287,9 @@ class Link:
             else:
                 call.settle(error=from_plain(message["error"], self._host.name))
 
+
+HANDLE_MODULES = (endpoint, programs)
+"""What defines the handles that an agent may answer with."""
 
 Target = Union[ExecTarget, "SshTarget"]
 
