@@ -122,13 +122,18 @@ def install(data: bytes | None) -> Native:
     """Make `data` the helper of this process; compile it here when there is none or it does not load."""
     global _loaded
     with _lock:
-        try:
-            _loaded = load_bytes(data if data is not None else compile_here())
-        except RdmaEnvironmentError:
-            if data is None:
-                raise
-            _loaded = load_bytes(compile_here())
+        _loaded = load_bytes(compile_here()) if data is None else _load_or_compile(data)
         return _loaded
+
+
+def _load_or_compile(data: bytes) -> Native:
+    try:
+        return load_bytes(data)
+    except RdmaEnvironmentError as refused:
+        try:
+            return load_bytes(compile_here())
+        except RdmaEnvironmentError as error:
+            raise RdmaEnvironmentError(f"{refused}; {error}") from None
 
 
 def load() -> Native:

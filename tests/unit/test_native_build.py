@@ -132,6 +132,14 @@ def test_installing_one_that_does_not_load_compiles_it_here(built: bytes) -> Non
         native._loaded = before
 
 
+@pytest.mark.usefixtures("no_compiler")
+def test_one_that_neither_loads_nor_compiles_says_both() -> None:
+    with pytest.raises(
+        RdmaEnvironmentError, match=r"cannot load the native helper: .*; cannot build the native helper"
+    ):
+        native.install(b"\x7fELF for another machine")
+
+
 def test_the_sources_compile_out_of_a_zip(built: bytes, tmp_path: Path) -> None:
     archive = tmp_path / "package.zip"
     with zipfile.ZipFile(archive, "w") as file:
