@@ -1,26 +1,19 @@
 """Options of the command line, the environment and the ini file become one frozen RdmaConfig.
 
-One table (`OPTIONS`) drives the command line, the ini keys, the environment variables and the table in the README. Each
-value knows where it came from, so that the header and the errors can say so.
+Each value knows where it came from, so that the header and the errors can say so.
 """
 
 from __future__ import annotations
 
 import enum
-import math
-import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Generic, TypeVar
 
 from pytest_rdma.errors import RdmaUsageError
+from pytest_rdma.options import OPTIONS
 
 T = TypeVar("T")
-
-MTUS = (256, 512, 1024, 2048, 4096)
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
 
 
 class Source(enum.IntEnum):
@@ -96,254 +89,6 @@ class RdmaConfig:
         return _without_contradictions(replace(self, **changed))
 
 
-@dataclass(frozen=True)
-class Option:
-    """One row of the table. `parse` turns text into the value, or raises ValueError with what is allowed.
-
-    `flags` are the spellings, the one with the prefix first: the ini key and the variable are made from it. `selects`
-    is true when it names a host or a device.
-    """
-
-    name: str
-    flags: tuple[str, ...]
-    metavar: str | None
-    parse: Callable[[str], Any]
-    help: str
-    default: str
-    selects: bool = False
-
-    @property
-    def ini(self) -> str:
-        return self.flags[0].lstrip("-").replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        return self.ini.upper()
-
-    @property
-    def flag(self) -> str:
-        """The spelling to show: the shortest, where an option has two."""
-        return self.flags[-1]
-
-    def parsed(self, text: str, origin: str) -> Any:
-        """Return the value of `text`; RdmaUsageError names the `origin`."""
-        try:
-            return self.parse(text)
-        except ValueError as error:
-            raise RdmaUsageError(f"{origin}: {text!r} is not {error}") from None
-
-
-def _device(text: str) -> str:
-    match = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*(?:/([0-9]{1,3}))?", text)
-    if match is None or (match[1] is not None and not 1 <= int(match[1]) <= 255):
-        raise ValueError("a device; write NAME or NAME/PORT, such as mlx5_0 or mlx5_0/1 (ports count from 1)")
-    return text
-
-
-def _host(text: str) -> str:
-    if not text or text.startswith("-") or re.search(r"\s", text):
-        raise ValueError("a host; write [USER@]HOST[:PORT], an IPv6 address with a port in brackets")
-    return text
-
-
-def _command(text: str) -> str:
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"a command ({error})") from None
-    if not words:
-        raise ValueError("a command; give one that runs on the peer the words that follow it, such as 'ssh host2'")
-    return text
-
-
-def _program(text: str) -> str:
-    if not text.strip() or text.startswith("-"):
-        raise ValueError("an interpreter; give a name or a path, such as python3.11 or /usr/bin/python3")
-    return text
-
-
-def _number(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text) or not low <= int(text) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return int(text)
-
-    return parse
-
-
-def _mtu(text: str) -> int:
-    if text.strip() not in map(str, MTUS):
-        raise ValueError(f"a path MTU; allowed are {', '.join(map(str, MTUS[:-1]))} and {MTUS[-1]} bytes")
-    return int(text)
-
-
-def _factor(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError("a number above 0")
-    return value
-
-
-def _switch(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in _TRUE + _FALSE:
-        raise ValueError(f"a switch; allowed are {', '.join(_TRUE)} and {', '.join(_FALSE)}")
-    return word in _TRUE
-
-
-OPTIONS: tuple[Option, ...] = (
-    Option(
-        "device",
-        ("--rdma-device",),
-        "NAME[/PORT]",
-        _device,
-        "RDMA device of the local host, and its port.",
-        "the first that opens and has an ACTIVE port",
-        selects=True,
-    ),
-    Option(
-        "host",
-        ("--rdma-host",),
-        "HOST",
-        _host,
-        "[USER@]HOST[:PORT] to reach over SSH and to use as the local host: this machine then needs no RDMA. "
-        "Without a peer, both ends are there.",
-        "this machine",
-        selects=True,
-    ),
-    Option(
-        "peer",
-        ("--rdma-peer", "--peer"),
-        "HOST",
-        _host,
-        "[USER@]HOST[:PORT] of the peer, to reach over SSH.",
-        "the local host itself, looped back",
-        selects=True,
-    ),
-    Option(
-        "peer_device",
-        ("--rdma-peer-device", "--peer-device"),
-        "NAME[/PORT]",
-        _device,
-        "RDMA device of the peer, and its port. Without a peer, a second device of the local host.",
-        "the same name if it is ACTIVE there, else the only one that fits",
-        selects=True,
-    ),
-    Option(
-        "peer_exec",
-        ("--rdma-peer-exec", "--peer-exec"),
-        "CMD",
-        _command,
-        "Command that runs on the peer the words that follow it, instead of --peer: 'ssh -J gate host2', "
-        "'podman exec -i b', 'kubectl exec -i pod --'.",
-        "none",
-        selects=True,
-    ),
-    Option(
-        "python",
-        ("--rdma-python",),
-        "PYTHON",
-        _program,
-        "Python interpreter on --rdma-host.",
-        "python3, then /usr/bin/python3: the first that imports pyverbs",
-    ),
-    Option(
-        "peer_python",
-        ("--rdma-peer-python", "--peer-python"),
-        "PYTHON",
-        _program,
-        "Python interpreter on the peer.",
-        "python3, then /usr/bin/python3: the first that imports pyverbs",
-    ),
-    Option(
-        "gid_index",
-        ("--rdma-gid-index",),
-        "N",
-        _number(0, 65535),
-        "Row of the GID table of the local port.",
-        "the best row that both ends have; the header at -v says why",
-        selects=True,
-    ),
-    Option(
-        "peer_gid_index",
-        ("--rdma-peer-gid-index", "--peer-gid-index"),
-        "N",
-        _number(0, 65535),
-        "Row of the GID table of the peer's port.",
-        "the best row that both ends have; the header at -v says why",
-        selects=True,
-    ),
-    Option(
-        "mtu",
-        ("--rdma-mtu",),
-        "BYTES",
-        _mtu,
-        "Path MTU: 256, 512, 1024, 2048 or 4096.",
-        "the smaller of both active MTUs",
-    ),
-    Option("sl", ("--rdma-sl",), "N", _number(0, 15), "Service level, 0 to 15.", "0"),
-    Option(
-        "traffic_class",
-        ("--rdma-traffic-class",),
-        "N",
-        _number(0, 255),
-        "Traffic class of the GRH, 0 to 255; its upper six bits are the DSCP.",
-        "0",
-    ),
-    Option("pkey_index", ("--rdma-pkey-index",), "N", _number(0, 65535), "Row of the P_Key table.", "0"),
-    Option(
-        "retry_count",
-        ("--rdma-retry-count",),
-        "N",
-        _number(0, 7),
-        "How often a request without an answer is sent again, 0 to 7 (7 is for ever on Soft-RoCE).",
-        "6",
-    ),
-    Option(
-        "rnr_retry",
-        ("--rdma-rnr-retry",),
-        "N",
-        _number(0, 7),
-        "How often a request is sent again to a receiver that was not ready, 0 to 7 (7 is for ever).",
-        "6",
-    ),
-    Option(
-        "ack_timeout",
-        ("--rdma-ack-timeout",),
-        "N",
-        _number(0, 31),
-        "Time to wait for an acknowledgement, 0 to 31: 4.096 us times 2 to the N (0 is for ever).",
-        "14 (67 ms)",
-    ),
-    Option(
-        "lab",
-        ("--rdma-lab",),
-        None,
-        _switch,
-        "Run in the Soft-RoCE lab: boot two virtual machines, or use those that are up, as the two hosts.",
-        "off",
-        selects=True,
-    ),
-    Option(
-        "strict",
-        ("--rdma-strict",),
-        None,
-        _switch,
-        "Fail each RDMA test that would be skipped for want of a device or a capability.",
-        "off",
-    ),
-    Option(
-        "timeout_scale",
-        ("--rdma-timeout-scale",),
-        "FACTOR",
-        _factor,
-        "Multiply every time-out by this number.",
-        "1; more in a lab under software emulation",
-    ),
-)
 _OPTION_OF = {option.name: option for option in OPTIONS}
 assert list(_OPTION_OF) == [field.name for field in fields(RdmaConfig)]
 
@@ -401,12 +146,3 @@ def _check_interpreters(config: RdmaConfig) -> None:
         )
     if config.peer_python.source is Source.OPTION and config.peer.value is None and config.peer_exec.value is None:
         raise RdmaUsageError("--peer-python is the interpreter on the peer: it needs --peer or --peer-exec")
-
-
-def options_table() -> str:
-    """Return the table of options for the README, in Markdown."""
-    lines = ["| option | ini key | environment | default | |", "|---|---|---|---|---|"]
-    for option in OPTIONS:
-        flags = ", ".join(f"`{flag}{' ' + option.metavar if option.metavar else ''}`" for flag in option.flags[::-1])
-        lines.append(f"| {flags} | `{option.ini}` | `{option.variable}` | {option.default} | {option.help} |")
-    return "\n".join(lines)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_rdma import plugin
-from pytest_rdma.errors import HostLostError
 
 if TYPE_CHECKING:
     from pytest_rdma.config import RdmaConfig
@@ -31,13 +30,17 @@ def rdma_config(pytestconfig: pytest.Config) -> RdmaConfig:
 @pytest.fixture(scope="session")
 def _rdma_session(pytestconfig: pytest.Config, rdma_config: RdmaConfig) -> RdmaSession:
     """The run's lab, hosts and rail, opened; what the other fixtures stand on."""
-    return plugin.open_session(pytestconfig, rdma_config)
+    from pytest_rdma import running
+
+    return running.open_session(pytestconfig, rdma_config)
 
 
 @pytest.fixture
 def _rdma_ready(request: pytest.FixtureRequest, _rdma_session: RdmaSession) -> None:
     """Make the hosts ready for this test, or skip it; set up before all else in each test that needs them."""
-    plugin.prepare(request.node, _rdma_session)
+    from pytest_rdma import running
+
+    running.prepare(request.node, _rdma_session)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +80,9 @@ def _rdma_made(request: pytest.FixtureRequest, _rdma_ready: None) -> Iterator[li
     """A list of verbs objects that are destroyed after the test, the last one first."""
     made: list[Any] = []
     yield made
-    close_made(made, plugin.has_failed(request.node))
+    from pytest_rdma import running
+
+    close_made(made, running.has_failed(request.node))
 
 
 @pytest.fixture
@@ -113,10 +118,12 @@ def rdma_qp(
     local device; its capabilities are those of the marker rdma_caps unless given.
     """
 
+    from pytest_rdma.running import marked_caps
+
     def make(
         caps: EndpointCaps | None = None, *, pd: PD | None = None, cq: CQ | None = None, **changes: Any
     ) -> Endpoint:
-        caps = (caps or plugin.marked_caps(request.node)).with_(**changes)
+        caps = (caps or marked_caps(request.node)).with_(**changes)
         _rdma_made.append(rdma_context.endpoint(caps, pd=pd, cq=cq))
         made: Endpoint = _rdma_made[-1]
         return made
@@ -133,6 +140,8 @@ def rdma_pairs(
     ``caps`` are those of the marker rdma_caps unless given; ``overrides`` forge what one end presents to the other.
     """
 
+    from pytest_rdma.running import marked_caps
+
     def make(
         caps: EndpointCaps | None = None,
         *,
@@ -140,7 +149,7 @@ def rdma_pairs(
         overrides: dict[str, dict[str, Any]] | None = None,
         **changes: Any,
     ) -> Pair:
-        caps = (caps or plugin.marked_caps(request.node)).with_(**changes)
+        caps = (caps or marked_caps(request.node)).with_(**changes)
         pair = _rdma_session.pair(rdma_local, rdma_peer, caps)
         _rdma_made.append(pair)
         if connect:
@@ -161,6 +170,7 @@ def close_made(made: list[Any], test_failed: bool) -> None:
 
     A host that was lost in a test that failed is not reported again.
     """
+    from pytest_rdma.errors import HostLostError
     from pytest_rdma.host import close_all
 
     def closer(one: Any) -> Callable[[], None]:

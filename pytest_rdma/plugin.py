@@ -1,18 +1,21 @@
-"""Hooks: options, markers, the header, skips, JUnit properties. Without RDMA options nothing heavy is imported."""
+"""Hooks of a whole run: options, header, connecting, closing. What goes on around each RDMA test is in `running`.
+
+Without RDMA options and RDMA tests nothing heavy is imported.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_rdma.config import OPTIONS, RdmaConfig, resolve
-from pytest_rdma.errors import DeviceBusyError, RdmaEnvironmentError, RdmaError, RdmaUsageError
+from pytest_rdma.options import OPTIONS
 
 if TYPE_CHECKING:
-    from pytest_rdma.model import EndpointCaps
+    from pytest_rdma.config import RdmaConfig
     from pytest_rdma.session import RdmaSession
 
 MARKERS = (
@@ -25,16 +28,10 @@ MARKERS = (
 NEEDS_HOSTS = frozenset(
     f"rdma_{name}" for name in ("local", "peer", "device", "context", "pd", "mr", "cq", "qp", "pair", "pairs")
 )
-READY = "_rdma_ready"
-HOW_TO_GET_A_DEVICE = (
-    "name one with --rdma-device, or a host that has one with --rdma-host, or use the Soft-RoCE lab: --rdma-lab"
-)
 NOT_RUNNING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan", "help", "markers", "cacheshow")
 
-CONFIG = pytest.StashKey[RdmaConfig]()
+CONFIG = pytest.StashKey["RdmaConfig"]()
 SESSION = pytest.StashKey["RdmaSession"]()
-FAILED = pytest.StashKey[bool]()
-USED = pytest.StashKey["RdmaSession"]()
 
 
 # -- options and configuration
@@ -55,20 +52,33 @@ def pytest_configure(config: pytest.Config) -> None:
     from pytest_rdma import fixtures
 
     config.pluginmanager.register(fixtures, "rdma-fixtures")
-    if config.getoption("help", False):
+    if config.getoption("help", False) or not _anything_given(config):
         return
-    ini_file = config.inipath.name if config.inipath else "ini file"
-    try:
-        found = resolve(vars(config.option), os.environ, lambda key: str(config.getini(key)), ini_file)
-    except RdmaUsageError as error:
-        raise pytest.UsageError(str(error)) from None
-    config.stash[CONFIG] = found
-    if found.lab.value and connects_early(config):
+    if configuration(config).lab.value and connects_early(config):
         session(config).start_lab()
 
 
+def _anything_given(config: pytest.Config) -> bool:
+    return any(
+        getattr(config.option, f"rdma_{option.name}", None) is not None
+        or os.environ.get(option.variable)
+        or config.getini(option.ini)
+        for option in OPTIONS
+    )
+
+
 def configuration(config: pytest.Config) -> RdmaConfig:
-    """Return what the options, the environment and the ini file say."""
+    """Return what the options, the environment and the ini file say; what is wrong in them ends the run."""
+    if CONFIG not in config.stash:
+        from pytest_rdma.config import resolve
+        from pytest_rdma.errors import RdmaUsageError
+
+        ini_file = config.inipath.name if config.inipath else "ini file"
+        try:
+            found = resolve(vars(config.option), os.environ, lambda key: str(config.getini(key)), ini_file)
+        except RdmaUsageError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.stash[CONFIG] = found
     return config.stash[CONFIG]
 
 
@@ -79,7 +89,8 @@ def is_worker(config: pytest.Config) -> bool:
 def connects_early(config: pytest.Config) -> bool:
     """Whether this process connects before the first test: a host or device was named, and tests will run here."""
     return (
-        configuration(config).asked
+        _anything_given(config)
+        and configuration(config).asked
         and not is_worker(config)
         and not any(config.getoption(name, False) for name in NOT_RUNNING)
     )
@@ -101,6 +112,8 @@ def session(config: pytest.Config) -> RdmaSession:
 
 def connect(config: pytest.Config) -> RdmaSession:
     """Open hosts and rail before the first test; what the user must mend ends the run with one line."""
+    from pytest_rdma.errors import RdmaError
+
     opened = session(config)
     opened.note = _note(config)
     try:
@@ -153,113 +166,28 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         _note(config)(f"closing failed: {error}")
 
 
-# -- markers
+# -- tests
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Check our markers, and have the hosts made ready before any other fixture of a test that needs them."""
-    for item in items:
-        needs_hosts = not NEEDS_HOSTS.isdisjoint(getattr(item, "fixturenames", ()))
-        if any(marker.name.startswith("rdma_") for marker in item.iter_markers()):
-            _check_markers(item)
-            needs_hosts = needs_hosts or item.get_closest_marker("rdma_requires") is not None
-        if needs_hosts and isinstance(item, pytest.Function) and READY not in item.fixturenames:
-            item.fixturenames.insert(0, READY)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Bring the hooks for RDMA tests in where there are such tests, so that others pay nothing for them."""
+    chosen = [item for item in items if _concerns_us(item)]
+    if chosen:
+        running = bring_in_running(config)
+        for item in chosen:
+            running.adopt(item)
 
 
-def _check_markers(item: pytest.Item) -> None:
-    from pytest_rdma.capabilities import check_names
+def bring_in_running(config: pytest.Config) -> ModuleType:
+    """Register the hooks around each test, once, and return their module."""
+    from pytest_rdma import running
 
-    try:
-        marked_caps(item)
-        check_names(*_required(item))
-    except RdmaUsageError as error:
-        raise pytest.UsageError(f"{item.nodeid}: {error}") from None
-
-
-def marked_caps(item: pytest.Item) -> EndpointCaps:
-    """Return the capabilities of the test's `rdma_caps` markers; the closest marker wins, name by name."""
-    from pytest_rdma.model import EndpointCaps
-
-    changes: dict[str, Any] = {}
-    for marker in item.iter_markers("rdma_caps"):
-        if marker.args:
-            raise RdmaUsageError(f"rdma_caps takes keywords only, not {marker.args[0]!r}")
-        changes = {**marker.kwargs, **changes}
-    unknown = [name for name in changes if name not in EndpointCaps.__dataclass_fields__]
-    if unknown:
-        known = ", ".join(EndpointCaps.__dataclass_fields__)
-        raise RdmaUsageError(f"rdma_caps knows no {unknown[0]!r}; names are {known}")
-    return EndpointCaps(**changes)
+    if not config.pluginmanager.is_registered(running):
+        config.pluginmanager.register(running, "rdma-running")
+    return running
 
 
-def _required(item: pytest.Item) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return names and minimums of the test's `rdma_requires` markers; for a minimum the closest marker wins."""
-    names: list[str] = []
-    minimums: dict[str, int] = {}
-    for marker in item.iter_markers("rdma_requires"):
-        names += [name for name in marker.args if name not in names]
-        minimums = {**marker.kwargs, **minimums}
-    return tuple(names), minimums
-
-
-# -- each test
-
-
-def prepare(item: pytest.Item, opened: RdmaSession) -> None:
-    """Make the hosts ready for the test, note what it runs on, and skip it when they lack what it requires."""
-    from pytest_rdma import report
-
-    item.stash[USED] = opened
-    try:
-        opened.prepare(item.nodeid)
-    except RdmaError as error:
-        _give_up(item.config, opened, error)
-    item.user_properties += report.properties(opened)
-    reason = report.lacking(opened, *_required(item))
-    if reason:
-        skip(item.config, reason)
-
-
-def open_session(config: pytest.Config, wanted: RdmaConfig) -> RdmaSession:
-    """Return the run's session for `wanted`, which a user's own rdma_config may have changed, opened."""
-    opened = session(config)
-    try:
-        opened = opened.for_config(wanted)
-        opened.rail()
-    except RdmaError as error:
-        _give_up(config, opened, error)
-    return opened
-
-
-def _give_up(config: pytest.Config, opened: RdmaSession, error: RdmaError) -> NoReturn:
-    """Skip when no device was asked for and there is none, fail otherwise, in one line."""
-    lacks_device = isinstance(error, RdmaEnvironmentError) and not isinstance(error, DeviceBusyError)
-    if lacks_device and not opened.config.asked:
-        skip(config, f"no RDMA device: {error}; {HOW_TO_GET_A_DEVICE}")
-    pytest.fail(f"rdma: {error}", pytrace=False)
-
-
-def skip(config: pytest.Config, reason: str) -> NoReturn:
-    """Skip the test, or fail it under --rdma-strict."""
-    if configuration(config).strict.value:
-        pytest.fail(f"{reason} (--rdma-strict fails what would be skipped)", pytrace=False)
-    pytest.skip(reason)
-
-
-def has_failed(item: pytest.Item) -> bool:
-    return item.stash.get(FAILED, False)
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-    outcome = yield
-    opened = item.stash.get(USED, None)
-    if opened is None or call.excinfo is None:
-        return
-    made = outcome.get_result()
-    if made.failed:
-        from pytest_rdma import report
-
-        item.stash[FAILED] = True
-        made.sections += report.sections(opened, call.excinfo.value)
+def _concerns_us(item: pytest.Item) -> bool:
+    return not NEEDS_HOSTS.isdisjoint(getattr(item, "fixturenames", ())) or any(
+        marker.name in ("rdma_caps", "rdma_requires") for marker in item.iter_markers()
+    )

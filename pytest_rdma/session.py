@@ -12,14 +12,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_rdma.config import RdmaConfig, Setting, Source
+from pytest_rdma.errors import RdmaError
 
 if TYPE_CHECKING:
     from pytest_rdma.endpoint import CQ, PD, Endpoint
     from pytest_rdma.host import Host
-    from pytest_rdma.lab import Lab, LabHost
+    from pytest_rdma.lab import Booting, Lab, LabHost
     from pytest_rdma.model import DeviceInfo, EndpointCaps
     from pytest_rdma.pairing import Pair
     from pytest_rdma.rail import Rail, RailEnd
+    from pytest_rdma.ssh import SshTarget
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -123,6 +125,32 @@ class DeviceContext:
         return self.host.endpoint(self.end.device.name, self.end.port.number, gid_index, caps, **options)
 
 
+class LabBoot:
+    """The lab on its way up, in a thread; `close` gives it up, or takes it down when it is this run's own."""
+
+    def __init__(self, timeout_scale: float) -> None:
+        self._timeout_scale = timeout_scale
+        self._closed = False
+        self._booting: Booting | None = None
+        self._lab = Background(self._boot, "rdma lab")
+
+    def _boot(self, note: Note) -> Lab:
+        from pytest_rdma.lab import begin
+
+        self._booting = begin(note, timeout_scale=self._timeout_scale)
+        if self._closed:
+            self._booting.close()
+        return self._booting.ready()
+
+    def ready(self, note: Note | None) -> Lab:
+        return self._lab.result(note)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._booting is not None:
+            self._booting.close()
+
+
 @dataclass(frozen=True)
 class LabFacts:
     """What a session needs to know of the lab; plain enough to be handed to the workers of xdist."""
@@ -151,11 +179,12 @@ class RdmaSession:
         self.hosts = Once(self._open_hosts)
         self.rail = Once(self._open_rail)
         self.lab = Once(self._obtain_lab) if lab is None else Once(lambda: lab)
-        self._booting: Background[Lab] | None = None
+        self._booting: LabBoot | None = None
         self._opened: list[Host] = []
         self._generations: list[int] = []
         self._derived: list[RdmaSession] = []
         self._pd: PD | None = None
+        self._broken: RdmaError | None = None
 
     @property
     def local(self) -> Host:
@@ -174,9 +203,7 @@ class RdmaSession:
 
     def start_lab(self) -> None:
         """Begin to boot the lab, or to find the one that is up, in a thread; `lab()` waits for it."""
-        from pytest_rdma.lab import obtain
-
-        self._booting = Background(obtain, "rdma lab")
+        self._booting = LabBoot(self.config.timeout_scale.value)
 
     def for_config(self, config: RdmaConfig) -> RdmaSession:
         """Return this session, or, for an `rdma_config` of the user's own, one that shares its lab and run."""
@@ -187,13 +214,22 @@ class RdmaSession:
         return self._derived[-1]
 
     def prepare(self, test: str) -> None:
-        """Make both hosts ready for a test: restart what was lost, take its device again, say which test runs."""
+        """Make both hosts ready for a test: restart what was lost, take its device again, say which test runs.
+
+        When a host does not come back, its first error is raised again for each test that follows.
+        """
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
         self.rail()
         for index, host in enumerate(self.hosts()):
-            host.ensure()
+            try:
+                host.ensure()
+                if host.generation != self._generations[index]:
+                    self._lock(index)
+            except RdmaError as error:
+                self._broken = error
+                raise
             host.current_test = test
-            if host.generation != self._generations[index]:
-                self._lock(index)
 
     def pd(self) -> PD:
         """Return the PD of the local host's device; made anew when the host was restarted."""
@@ -214,18 +250,13 @@ class RdmaSession:
         derived, self._derived = self._derived, []
         opened, self._opened = self._opened, []
         booting, self._booting = self._booting, None
-        errors: list[Exception] = []
-        for step in (
-            *(session.close for session in derived),
-            lambda: in_parallel([host.close for host in opened]),
-            lambda: close_lab(booting) if booting is not None else None,
-        ):
-            try:
-                step()
-            except Exception as error:  # the steps that follow must be done, whatever one before them did
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        steps: list[Callable[[], object]] = [session.close for session in derived]
+        steps.append(lambda: in_parallel([host.close for host in opened]))
+        if booting is not None:
+            steps.append(booting.close)
+        from pytest_rdma.host import close_all
+
+        close_all(steps)
 
     # -- how each is made
 
@@ -233,8 +264,9 @@ class RdmaSession:
         if self._booting is None:
             self.start_lab()
         assert self._booting is not None
-        lab = self._booting.result(self.note)
-        return LabFacts(tuple(lab.hosts), lab.timeout_scale, lab.description)
+        lab = self._booting.ready(self.note)
+        how = f"booted in {lab.boot_s:.1f} s" if lab.boot_s else "was up"
+        return LabFacts(lab.hosts, lab.timeout_scale, f"{lab.accel}, {how}")
 
     def _open_hosts(self) -> tuple[Host, Host]:
         local, peer = self._make_hosts()
@@ -249,7 +281,7 @@ class RdmaSession:
         if config.lab.value:
             from pytest_rdma.remote import RemoteHost
 
-            one, two = (RemoteHost(host.target, name=host.name, timeout_scale=scale) for host in self.lab().hosts)
+            one, two = (RemoteHost(_ssh_target(host), timeout_scale=scale) for host in self.lab().hosts)
             return one, two
         local: Host
         if config.host.value:
@@ -317,13 +349,22 @@ class RdmaSession:
         self._generations[index] = host.generation
 
 
+def _ssh_target(host: LabHost) -> SshTarget:
+    from pytest_rdma.ssh import SshTarget
+
+    return SshTarget(
+        name=host.name,
+        host=host.address,
+        port=host.port,
+        user=host.user,
+        identity_files=(host.identity_file,),
+        known_hosts_files=(host.known_hosts_file,),
+        identities_only=True,
+    )
+
+
 def _remote(address: str, python: str | None, scale: float) -> Host:
     from pytest_rdma.remote import RemoteHost
     from pytest_rdma.ssh import resolve
 
     return RemoteHost(resolve(address), name=address, python=python, timeout_scale=scale)
-
-
-def close_lab(booting: Background[Lab]) -> None:
-    """Close the lab that is up, or that is still coming up when the run is interrupted."""
-    booting.result().close()

@@ -6,8 +6,6 @@ import os
 
 import pytest
 
-NO_RDMA = "*no RDMA device: *--rdma-device*--rdma-host*--rdma-lab*"
-
 
 @pytest.fixture(autouse=True)
 def no_rdma_environment(monkeypatch: pytest.MonkeyPatch) -> None:

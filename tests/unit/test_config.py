@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_rdma.config import OPTIONS, RdmaConfig, Source, options_table, resolve
+from pytest_rdma.config import RdmaConfig, Source, resolve
 from pytest_rdma.errors import RdmaUsageError
+from pytest_rdma.options import OPTIONS, options_table
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -37,7 +38,14 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file()
 
 
 def test_every_option_is_read_from_its_ini_key_and_its_variable():
-    samples = {"device": "rxe0/1", "peer_device": "rxe1", "mtu": "1024", "lab": "yes", "strict": "1", "peer_exec": "ssh h"}
+    samples = {
+        "device": "rxe0/1",
+        "peer_device": "rxe1",
+        "mtu": "1024",
+        "lab": "yes",
+        "strict": "1",
+        "peer_exec": "ssh h",
+    }
     for option in OPTIONS:
         text = samples.get(option.name, "3")
         by_ini = getattr(resolved(ini={option.ini: text}), option.name)
@@ -53,7 +61,7 @@ def test_gid_index_0_is_a_value():
 
 def test_an_empty_variable_is_not_given_but_an_empty_option_is_refused():
     assert not resolved(environment={"RDMA_PEER": ""}).peer.given
-    with pytest.raises(RdmaUsageError, match="^--peer: '' is not a host"):
+    with pytest.raises(RdmaUsageError, match=r"^--peer: '' is not a host"):
         resolved({"peer": ""})
 
 
@@ -123,9 +131,9 @@ def test_a_lab_on_the_command_line_sets_a_peer_of_the_environment_aside():
 
 
 def test_an_interpreter_for_a_host_that_is_not_remote_is_refused():
-    with pytest.raises(RdmaUsageError, match="--peer-python.*needs --peer or --peer-exec"):
+    with pytest.raises(RdmaUsageError, match=r"--peer-python.*needs --peer or --peer-exec"):
         resolved({"peer_python": "python3.9"})
-    with pytest.raises(RdmaUsageError, match="--rdma-python.*--rdma-host"):
+    with pytest.raises(RdmaUsageError, match=r"--rdma-python.*--rdma-host"):
         resolved({"python": "python3.9"})
 
 
@@ -150,5 +158,5 @@ def test_the_readme_holds_the_table_of_options():
     table, end, _ = rest.partition("\n<!-- /options -->")
     assert start and end, "README.md needs the lines <!-- options --> and <!-- /options -->"
     assert table.strip() == options_table(), (
-        "put the output of python -c 'import pytest_rdma.config as c; print(c.options_table())' there"
+        "put the output of python -c 'import pytest_rdma.options as o; print(o.options_table())' there"
     )
