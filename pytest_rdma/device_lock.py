@@ -74,6 +74,7 @@ def _holder(descriptor: int) -> dict[str, Any]:
 def _write_holder(descriptor: int, run_id: str) -> None:
     text = json.dumps({"run": run_id, "pid": os.getpid()})
     try:
-        os.pwrite(descriptor, text.encode().ljust(4096), 0)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
     except OSError:  # opened for reading only: the lock holds all the same
         return

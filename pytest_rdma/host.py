@@ -6,6 +6,7 @@ RemoteHost sends their names and arguments to an agent, which runs them on a Loc
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import platform
 import resource
 import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, TypeVar
@@ -283,6 +285,7 @@ class LocalHost(Host):
         self._objects: dict[int, Resource] = {}
         self._next_handle = 1
         self._info: HostInfo | None = None
+        _LIVE.add(self)
 
     @property
     def info(self) -> HostInfo:  # type: ignore[override]
@@ -363,6 +366,16 @@ class LocalHost(Host):
         closers = [partial(self.discard, handle) for handle, _ in entries]
         unlockers = [partial(os.close, descriptor) for descriptor in locks]
         close_all([*closers, *(context.close for context in contexts), *unlockers])
+
+
+_LIVE: weakref.WeakSet[LocalHost] = weakref.WeakSet()
+
+
+@atexit.register
+def close_live_hosts() -> None:
+    """Destroy in verbs order what nobody closed: pyverbs crashes when the interpreter's end picks the order."""
+    for host in list(_LIVE):
+        host.close()
 
 
 def close_all(closers: list[Callable[[], Any]]) -> None:

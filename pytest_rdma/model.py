@@ -22,6 +22,12 @@ class Access(enum.IntFlag):
     MW_BIND = 16
     ALL = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
 
+    @property
+    def text(self) -> str:
+        """The flags in words, the same on every Python: `LOCAL_WRITE|REMOTE_READ`."""
+        flags = (Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC, Access.MW_BIND)
+        return "|".join(str(flag.name) for flag in flags if flag & self) or "no access"
+
 
 class QPState(enum.IntEnum):
     """`ibv_qp_state`."""

@@ -10,7 +10,7 @@ from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import RdmaUsageError
 from pytest_rdma.host import Call, Host, LocalHost, close_all
 from pytest_rdma.model import ConnectionAttributes, EndpointCaps, ExchangeRecord
-from pytest_rdma.rail import Rail, RailEnd
+from pytest_rdma.rail import Rail, RailEnd, check_mtu
 
 Overrides = dict[str, dict[str, Any]]
 SIDES = ("local", "peer")
@@ -37,7 +37,10 @@ class Pair:
                 f"no connection attribute {', '.join(unknown)}; there are {', '.join(ATTRIBUTE_NAMES)}"
             )
         chosen = replace(ConnectionAttributes(rail.mtu, rd_atomic=rail.rd_atomic), **attributes)
-        args = [_creation(end, caps or EndpointCaps(), chosen.pkey_index) for end in (rail.local, rail.peer)]
+        ends = (rail.local, rail.peer)
+        places = (f"{rail.local.place} on {local.name}", f"{rail.peer.place} on {peer.name}")
+        check_mtu(chosen.mtu, (rail.local.port, rail.peer.port), places)
+        args = [_creation(end, caps or EndpointCaps(), chosen.pkey_index) for end in ends]
         made = both((local, peer), "qp.create", args, undo=lambda endpoint: endpoint.close())
         return cls(made[0], made[1], rail, chosen)
 

@@ -22,9 +22,13 @@ class RailEnd:
     gid: GidRow | None
 
     @property
+    def place(self) -> str:
+        return f"{self.device.name}/{self.port.number}"
+
+    @property
     def label(self) -> str:
         """Return it for the header line: `rxe0/1 RoCEv2 gid 1 10.99.0.1`."""
-        place = f"{self.device.name}/{self.port.number}"
+        place = self.place
         if self.port.link_layer == INFINIBAND:
             return f"{place} InfiniBand lid {self.port.lid}" + (f" gid {self.gid.index}" if self.gid else "")
         if self.gid is None:
@@ -316,10 +320,16 @@ def _choose_mtu(asked: int | None, ports: tuple[PortInfo, PortInfo], places: tup
     active = [port.active_mtu for port in ports]
     if asked is None:
         return min(active), f"mtu {min(active)}: the smaller of {active[0]} and {active[1]}"
+    check_mtu(asked, ports, places)
+    return asked, f"mtu {asked}: as asked"
+
+
+def check_mtu(asked: int, ports: tuple[PortInfo, PortInfo], places: tuple[str, str]) -> None:
+    """Refuse a path MTU that one of the ports does not carry: rxe would take it in silence."""
     if asked not in MTUS:
-        raise RdmaUsageError(f"--rdma-mtu {asked}: a path MTU is {', '.join(map(str, MTUS))}")
+        raise RdmaUsageError(f"path MTU {asked}: it can be {', '.join(map(str, MTUS[:-1]))} or {MTUS[-1]}")
+    active = [port.active_mtu for port in ports]
     if asked > min(active):
         raise RdmaUsageError(
-            f"--rdma-mtu {asked} is over an active MTU: {active[0]} at {places[0]}, {active[1]} at {places[1]}"
+            f"path MTU {asked} is over an active MTU: {active[0]} at {places[0]}, {active[1]} at {places[1]}"
         )
-    return asked, f"mtu {asked}: as asked"

@@ -101,7 +101,9 @@ def _check_sge(entry: QPEntry, sge: Sge, access: Access, why: str) -> None:
             f"{region.length} bytes at {region.addr:#x}",
         )
     if access & ~region.access:
-        raise _refused(entry, f"the buffer of lkey {sge.lkey:#x} has {region.access!r} without LOCAL_WRITE, and {why}")
+        raise _refused(
+            entry, f"the buffer of lkey {sge.lkey:#x} has {region.access.text} without LOCAL_WRITE, and {why}"
+        )
 
 
 def _region(entry: QPEntry, lkey: int) -> MREntry | None:

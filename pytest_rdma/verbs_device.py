@@ -38,8 +38,10 @@ class OpenDevice:
         try:
             self.context = pyverbs().device.Context(name=name)
         except pyverbs().pyverbs_error.PyverbsError as error:
+            check_name(host, name)
             text = f"cannot open {name} on {host.name}: {explain_open_error(name, error_number(error), str(error))}"
             raise RdmaEnvironmentError(text) from error
+        self.host = host
         self.name = name
         self.info = query_device(name, self.context)
 
@@ -47,7 +49,8 @@ class OpenDevice:
         for port in self.info.ports:
             if port.number == number:
                 return port
-        raise RdmaUsageError(f"{self.name} has no port {number}: it has 1 to {len(self.info.ports)}")
+        known = "port 1" if len(self.info.ports) == 1 else f"ports 1 to {len(self.info.ports)}"
+        raise RdmaUsageError(f"{self.name} on {self.host.name} has no port {number}: it has {known}")
 
     def refresh(self) -> DeviceInfo:
         self.info = query_device(self.name, self.context)
@@ -85,12 +88,16 @@ def op_list(host: LocalHost, deadline: Deadline) -> list[DeviceInfo]:
 
 @op("device.info")
 def op_device(host: LocalHost, deadline: Deadline, name: str) -> DeviceInfo:
-    known = device_names(host.name)
-    if name not in known:
-        raise RdmaUsageError(f"{host.name} has no device {name!r}; it has {', '.join(known)}")
+    check_name(host, name)
     fresh = name not in host.contexts
     device = open_device(host, name)
     return device.info if fresh else device.refresh()
+
+
+def check_name(host: LocalHost, name: str) -> None:
+    known = device_names(host.name)
+    if name not in known:
+        raise RdmaUsageError(f"{host.name} has no device {name!r}; it has {', '.join(known)}")
 
 
 def device_names(host_name: str) -> list[str]:
@@ -179,7 +186,7 @@ def _port_info(folder: Path, number: int, port: Any, rows: list[GidRow]) -> Port
         lid=port.lid,
         grh_required=bool(port.flags & QPF_GRH_REQUIRED),
         max_msg_bytes=port.max_msg_sz,
-        pkeys=tuple(int(pkey, 16) for pkey in pkeys if pkey),
+        pkeys=tuple(int(pkey or "0", 16) for pkey in pkeys),
         gids=tuple(sorted(rows, key=lambda row: row.index)),
     )
 

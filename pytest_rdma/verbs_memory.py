@@ -57,8 +57,8 @@ class MREntry(Resource):
             self.raw = pyverbs().mr.MR(pd.raw, length, int(access), address=self.addr)
         except pyverbs().pyverbs_error.PyverbsError as error:
             self._unmap()
-            attempt = f"cannot register {length} bytes with {access!r} on {pd.host.name} {pd.device.name}"
-            raise verbs_error(attempt, error, explain_registration(pd, length, error_number(error))) from error
+            attempt = f"cannot register {length} bytes with {access.text} on {pd.host.name} {pd.device.name}"
+            raise verbs_error(attempt, error, explain_registration(pd, length, access, error_number(error))) from error
         self.lkey: int = self.raw.lkey
         self.rkey: int = self.raw.rkey
 
@@ -72,7 +72,7 @@ class MREntry(Resource):
         self._unmap()
 
 
-def explain_registration(pd: PDEntry, length: int, number: int) -> str:
+def explain_registration(pd: PDEntry, length: int, access: Access, number: int) -> str:
     largest = pd.device.info.limits["max_mr_size"]
     if length > largest:
         return f"the device's max_mr_size is {largest}"
@@ -82,6 +82,8 @@ def explain_registration(pd: PDEntry, length: int, number: int) -> str:
             f"{length} bytes were asked for, and RLIMIT_MEMLOCK of this process on {pd.host.name} is {soft} "
             f"(hard {hard}): raise it where that process is started, for instance in limits.conf"
         )
+    if access & (Access.REMOTE_WRITE | Access.REMOTE_ATOMIC) and not access & Access.LOCAL_WRITE:
+        return "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE beside them"
     if number == errno.EFAULT:
         return "part of the range is not mapped, or is mapped read-only and the access wants to write"
     return ""
@@ -100,7 +102,8 @@ def make_pd(host: LocalHost, device: OpenDevice) -> PDEntry:
 def make_mr(pd: PDEntry, length: int, access: Access) -> MREntry:
     entry = MREntry(pd, length, access)
     facts = {"addr": entry.addr, "length": length, "lkey": entry.lkey, "rkey": entry.rkey, "access": access}
-    pd.users[pd.host.add(entry, Buffer, facts).handle] = entry.front
+    front = pd.host.add(entry, Buffer, facts)
+    pd.users[front.handle] = front
     return entry
 
 

@@ -62,12 +62,17 @@ def modify(qp: Any, state: QPState | None, attributes: dict[str, Any]) -> None:
     qp.modify(wanted, mask)
 
 
+def eight_words(gid: str) -> str:
+    """Return a GID as pyverbs reads it: eight words in full, never with a dotted IPv4 part."""
+    return ipaddress.IPv6Address(gid).packed.hex(":", 2)
+
+
 def _ah_attr(vector: dict[str, Any]) -> Any:
     addr = pyverbs().addr
     route = None
     if "dgid" in vector:
         route = addr.GlobalRoute(
-            dgid=addr.GID(ipaddress.IPv6Address(vector["dgid"]).exploded),
+            dgid=addr.GID(eight_words(vector["dgid"])),
             flow_label=vector.get("flow_label", 0),
             sgid_index=vector.get("sgid_index", 0),
             hop_limit=vector.get("hop_limit", 1),
@@ -155,10 +160,11 @@ def _address(gid: str) -> str:
 
 
 def modify_hint(entry: QPEntry, attributes: dict[str, Any], peer: ExchangeRecord | None, number: int) -> str:
+    row = attributes.get("sgid_index", entry.gid.index if entry.gid else 0)
     if number == errno.ENODEV:
-        index = entry.gid.index if entry.gid else 0
-        row = attributes.get("sgid_index", index)
         return f"GID row {row} has no netdev here: take a row of a netdev in this namespace"
+    if number == errno.ENODATA:
+        return f"GID row {row} is empty"
     if peer is not None and ipaddress.IPv6Address(peer.gid).is_link_local and entry.port.link_layer != "InfiniBand":
         return (
             "the peer's GID is link-local and not routable: "

@@ -149,7 +149,10 @@ def _retire(queue: Any, wanted: tuple[Any, ...]) -> None:
 
 def reap(cq: CQEntry, want: int, deadline: Deadline, at_most: int) -> list[Completion]:
     """Poll for one slice of the time, at most, so that the interpreter hears Ctrl-C in between."""
-    got = native.load().poll(cq.pointer, want, deadline.slice_ns(SLICE_S), deadline.stop, at_most=at_most)
+    try:
+        got = native.load().poll(cq.pointer, want, deadline.slice_ns(SLICE_S), deadline.stop, at_most=at_most)
+    except StoppedError:  # the caller says what it has so far, and for what it waited
+        return []
     if got:
         account(cq, got)
     return got
@@ -296,12 +299,10 @@ def _event_cq(host: LocalHost, handle: int) -> CQEntry:
 @op("qp.async_events")
 def op_async_events(host: LocalHost, deadline: Deadline, handle: int) -> list[AsyncEvent]:
     entry: QPEntry = host.entry("qp", handle)
-    view = native.load().qp_view(entry.pointer)
-    context = view.context if view else 0
     found: list[AsyncEvent] = []
     while True:
         until = 0 if found else deadline.slice_ns(SLICE_S)
-        event = native.load().wait_async_event(context, until, deadline.stop)
+        event = native.load().wait_async_event(entry.context_pointer, until, deadline.stop)
         if event is not None:
             found.append(AsyncEvent(_event_name(event.type), _event_element(host, event)))
         elif found or deadline.passed or deadline.stop:

@@ -56,9 +56,22 @@ class CQEntry(Resource):
             if self.channel is not None:
                 self.channel.close()
             raise verbs_error(f"cannot make a CQ of {depth} on {host.name} {device.name}", error, hint) from error
-        self.pointer = native.cq_pointer(self.raw, context=device.context)
+        self._pointer = 0
+
+    @property
+    def pointer(self) -> int:
+        """The `struct ibv_cq *`: the one that a QP knows, searched for only while none uses the CQ."""
+        if not self._pointer:
+            self._pointer = native.cq_pointer(self.raw, context=self.device.context)
+        return self._pointer
+
+    def known_as(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    @property
+    def channel_pointer(self) -> int:
         view = native.load().cq_view(self.pointer)
-        self.channel_pointer = view.channel if view else 0
+        return view.channel if view else 0
 
     def close(self) -> None:
         close_all([self.raw.close, *([self.channel.close] if self.channel else [])])
@@ -81,6 +94,7 @@ class QPEntry(Resource):
         self.owned: list[Resource] = []
         self.raw_qp: Any = None
         self.pointer = 0
+        self.context_pointer = 0
         self.qp_num = 0
         self.state = QPState.RESET
         self.caps = EndpointCaps()
@@ -178,6 +192,7 @@ def op_qp_create(
     device = open_device(host, device_name)
     port = device.port(port_number)
     gid = gid_row(host, device, port, gid_index)
+    check_pkey(host, device, port, pkey_index)
     made: list[Resource | None] = []
     try:
         pd = host.entry("pd", pd_handle) if pd_handle is not None else make_pd(host, device)
@@ -185,7 +200,7 @@ def op_qp_create(
             made.insert(0, pd)
         buffer = make_mr(pd, caps.buffer_bytes, caps.access)
         made.insert(0, buffer)
-        depth = _power_of_two(caps.send_depth) + _power_of_two(caps.recv_depth)
+        depth = cq_depth(caps, device.info.limits)
         cq = host.entry("cq", cq_handle) if cq_handle is not None else make_cq(host, device, depth, caps.events)
         if cq_handle is None:
             made.insert(0, cq)
@@ -196,7 +211,7 @@ def op_qp_create(
         undo(made, host)
         raise
     try:
-        entry.pointer = native.qp_pointer(entry.raw_qp, pd=pd.raw, context=device.context)
+        find_pointers(entry)
         to_init(entry)
     except BaseException:
         entry.raw_qp.close()
@@ -205,25 +220,45 @@ def op_qp_create(
     return register(entry)
 
 
-def _power_of_two(depth: int) -> int:
-    """Return what a driver that rounds queues up may grant for `depth`, so that the CQ holds all of it."""
-    return 1 << max(depth, 1).bit_length()
+def check_pkey(host: LocalHost, device: OpenDevice, port: PortInfo, index: int) -> None:
+    """Refuse an index without a key: rxe takes any index in silence."""
+    if not (0 <= index < len(port.pkeys) and port.pkeys[index]):
+        valid = ", ".join(f"{number} {pkey:#06x}" for number, pkey in enumerate(port.pkeys) if pkey) or "none"
+        raise RdmaUsageError(f"{device.name}/{port.number} on {host.name} has no pkey {index}; it has {valid}")
+
+
+def find_pointers(entry: QPEntry) -> None:
+    entry.pointer = native.qp_pointer(entry.raw_qp, pd=entry.pd.raw, context=entry.device.context)
+    view = native.load().qp_view(entry.pointer)
+    assert view is not None  # it was found by what this view shows
+    entry.context_pointer = view.context
+    entry.cq.known_as(view.send_cq)
+
+
+def cq_depth(caps: EndpointCaps, limits: dict[str, int]) -> int:
+    """Return a depth that holds all completions of both queues, also where the driver rounds them up to 2^n."""
+    asked, largest = caps.send_depth + caps.recv_depth, limits["max_cqe"]
+    rounded = (1 << caps.send_depth.bit_length()) + (1 << caps.recv_depth.bit_length())
+    if rounded <= largest:
+        return rounded
+    qp_will_be_refused = max(caps.send_depth, caps.recv_depth) > limits["max_qp_wr"]  # and says so better
+    return largest if asked <= largest or qp_will_be_refused else asked
 
 
 def gid_row(host: LocalHost, device: OpenDevice, port: PortInfo, index: int | None) -> GidRow | None:
     """Return the row asked for, else the best usable one; on InfiniBand none unless asked for."""
     place = f"{device.name}/{port.number} on {host.name}"
-    rows = gids.usable(port.gids)
     if index is None:
         if port.link_layer == "InfiniBand":
             return None
+        rows = gids.usable(port.gids)
         if not rows:
             raise RdmaUsageError(f"{place} has no usable GID row; rows: {gids.describe_all(port.gids)}")
         return rows[0]
     for row in port.gids:
         if row.index == index:
             return row
-    raise RdmaUsageError(f"{place} has no GID row {index}; valid rows: {gids.describe_all(rows)}")
+    raise RdmaUsageError(f"{place} has no GID row {index}; valid rows: {gids.describe_all(gids.usable(port.gids))}")
 
 
 def create_qp(entry: QPEntry, caps: EndpointCaps) -> None:
@@ -234,10 +269,13 @@ def create_qp(entry: QPEntry, caps: EndpointCaps) -> None:
         attempt = f"cannot make a QP with {_caps_text(caps)} on {entry.where}"
         raise verbs_error(attempt, error, explain_creation(entry, caps)) from error
     entry.qp_num = entry.raw_qp.qp_num
+    send_depth, recv_depth = init.max_send_wr, init.max_recv_wr
+    if send_depth + recv_depth > entry.cq.front.depth:  # more than its CQ can hold must not be in flight
+        send_depth, recv_depth = caps.send_depth, caps.recv_depth
     entry.caps = replace(
         caps,
-        send_depth=init.max_send_wr,
-        recv_depth=init.max_recv_wr,
+        send_depth=send_depth,
+        recv_depth=recv_depth,
         send_sges=init.max_send_sge,
         recv_sges=init.max_recv_sge,
         inline_bytes=init.max_inline_data,
@@ -343,7 +381,7 @@ def move(entry: QPEntry, state: QPState | None, attributes: dict[str, Any], peer
     """Modify the QP; the error says all that could have been wrong with it."""
     try:
         modify(entry.raw_qp, state, attributes)
-    except pyverbs().pyverbs_error.PyverbsError as error:
+    except pyverbs().pyverbs_error.PyverbsRDMAError as error:
         number = error_number(error)
         raise VerbsError(explain_modify(entry, state, attributes, peer, number), errno=number) from error
     if state is not None:

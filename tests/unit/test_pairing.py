@@ -130,6 +130,15 @@ def test_an_unknown_attribute_is_refused_with_those_there_are(hosts: tuple[Recor
         Pair.create(*hosts, rail(), retries=3)
 
 
+@pytest.mark.parametrize(("mtu", "words"), [(4096, "1024 at rxe0/1 on host1, 1024 at rxe0/1 on host2"), (1500, "256")])
+def test_a_path_mtu_that_a_port_does_not_carry_is_refused(
+    hosts: tuple[Recorder, Recorder], mtu: int, words: str
+) -> None:
+    with pytest.raises(RdmaUsageError, match=words):
+        Pair.create(*hosts, rail(), mtu=mtu)
+    assert not hosts[0].ops
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_when_one_end_cannot_be_made_the_other_is_closed(failing: int) -> None:
     hosts = [Recorder("host1"), Recorder("host2")]
