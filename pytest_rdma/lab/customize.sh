@@ -48,6 +48,13 @@ while read -r module; do
 done < /lab/order
 (cd $root && find . | busybox cpio -o -H newc) > /lab/initramfs.cpio 2>/dev/null
 
+mkdir /lab/bin
+cp /usr/bin/busybox /lab/bin/
+for applet in $(busybox --list); do
+    [ "$applet" = busybox ] || ln -s busybox "/lab/bin/$applet"
+done
+install -m 755 /lab/add-second-device /usr/local/sbin/
+
 getent group rdma > /dev/null || groupadd --system rdma
 useradd --create-home --uid 1000 --gid rdma --shell /bin/bash rdma
 # Without PAM sshd refuses an account whose password field says "locked".
@@ -56,5 +63,6 @@ usermod --password '*' root
 rm -f /etc/ssh/ssh_host_*
 cp /lab/sshd_config /etc/ssh/sshd_config
 chmod 755 /lab/guest-start
+mkdir -m 700 /home/rdma/.ssh /root/.ssh 2> /dev/null || true
 echo 'LANG=C.UTF-8' > /etc/default/locale
 rm -rf /usr/lib/udev/hwdb* /usr/bin/*lto-dump* /var/lib/apt/lists /var/cache/apt /usr/lib/systemd/systemd-* /usr/share/bash-completion

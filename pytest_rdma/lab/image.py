@@ -112,7 +112,7 @@ def _mmdebstrap(directory: Path, source_lines: tuple[str, ...]) -> list[str]:
         'chroot "$1" sh /lab/customize.sh',
         f"download /lab/vmlinuz {directory}/vmlinuz",
         f"download /lab/initramfs.cpio {directory}/initramfs.cpio",
-        'cd "$1/lab" && rm -rf kernel initramfs* vmlinuz order needed customize.sh inittab sshd_config linux-*.deb',
+        'cd "$1/lab" && find . -mindepth 1 -maxdepth 1 ! -name bin ! -name guest-start -exec rm -rf {} +',
     ]
     dpkg = ["force-unsafe-io", *(f"path-exclude=/usr/share/{d}/*" for d in ("doc", "man", "locale", "info"))]
     command = ["mmdebstrap", "--variant=essential", "--quiet", f"--include={','.join(recipe.PACKAGES)}"]
