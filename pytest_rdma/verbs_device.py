@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,7 +126,8 @@ def explain_open_error(name: str, number: int, text: str) -> str:
     node = uverbs_node(name)
     if node is None:
         return f"the kernel has {name} but no uverbs device for it: `modprobe ib_uverbs`"
-    if not Path(node).exists():
+    number = _open_errno(node) or number  # libibverbs loses the errno on its way
+    if number == errno.ENOENT:
         return f"{node} is not here; in a container, pass --device=/dev/infiniband"
     if number == errno.EACCES:
         return f"no permission for {node}: run as root, or as a user who may read and write it"
@@ -139,6 +141,15 @@ def explain_open_error(name: str, number: int, text: str) -> str:
             "libibverbs (Fedora), and see that IBV_DRIVERS and RDMAV_DRIVERS do not hide it"
         )
     return text
+
+
+def _open_errno(node: str) -> int:
+    """Return the errno with which a device file does not open, 0 when it does."""
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno or 0
+    return 0
 
 
 def query_device(name: str, context: Any) -> DeviceInfo:

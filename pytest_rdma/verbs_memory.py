@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pytest_rdma import native
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import PD, Buffer
-from pytest_rdma.errors import DataMismatchError, RdmaUsageError, RefusedError
+from pytest_rdma.errors import DataMismatchError, RdmaUsageError, RefusedError, VerbsError, errno_text
 from pytest_rdma.host import Handle, LocalHost, Resource, close_all, op
 from pytest_rdma.model import Access
 from pytest_rdma.verbs_device import OpenDevice, open_device
@@ -50,7 +50,12 @@ class MREntry(Resource):
         self.pd = pd
         self.length = length
         self.access = access
-        self.pages = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self.pages = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            number = getattr(error, "errno", None) or errno.ENOMEM
+            text = f"cannot map {length} bytes on {pd.host.name}: {errno_text(number)}"
+            raise VerbsError(text, errno=number) from error
         self._export: Any = ctypes.c_char.from_buffer(self.pages)
         self.addr = ctypes.addressof(self._export)
         try:
