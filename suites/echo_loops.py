@@ -6,6 +6,7 @@ from pytest_rdma.endpoint import Endpoint
 
 SLOT_BYTES = 256
 MESSAGE_BYTES = 64
+MOST_AT_ONCE = 64
 SEND, RECV, SLOT = 1 << 32, 2 << 32, (1 << 32) - 1
 
 
@@ -19,7 +20,7 @@ def echo_back(endpoint: Endpoint, count: int) -> int:
     """Send back `count` messages from the slots that they arrive in; return how many were echoed."""
     received = sent = 0
     while sent < count:
-        for completion in endpoint.poll(1, timeout_s=20, exactly=False):
+        for completion in endpoint.poll(MOST_AT_ONCE, timeout_s=20, exactly=False):
             assert completion.status == 0, f"status {completion.status} of wr_id {completion.wr_id:#x}"
             slot = completion.wr_id & SLOT
             if completion.wr_id & RECV:
@@ -45,7 +46,7 @@ def send_and_expect_back(endpoint: Endpoint, count: int, in_flight: int) -> int:
             endpoint.post_recv(offset=(in_flight + slot) * SLOT_BYTES, length=MESSAGE_BYTES, wr_id=RECV | slot)
             endpoint.send(offset=slot * SLOT_BYTES, length=MESSAGE_BYTES, wr_id=SEND | slot)
             launched += 1
-        for completion in endpoint.poll(1, timeout_s=20, exactly=False):
+        for completion in endpoint.poll(MOST_AT_ONCE, timeout_s=20, exactly=False):
             assert completion.status == 0, f"status {completion.status} of wr_id {completion.wr_id:#x}"
             slot = completion.wr_id & SLOT
             if completion.wr_id & RECV:
