@@ -55,8 +55,9 @@ BEAT_INTERVAL_S = 0.5
 # Runs under any Python from 2.7 on; holds no single quote, for the script below quotes it with them.
 STAGE0 = """
 import os, sys
-marker = "".join(sys.argv[1:3])
-others = sys.argv[3:]
+code = sys.argv[1]
+marker = "".join(sys.argv[2:4])
+others = sys.argv[4:]
 sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
 def say(word, text):
     os.write(1, ("%s %s %s\\n" % (marker, word, text.replace("\\n", " "))).encode("utf-8"))
@@ -85,9 +86,7 @@ if why:
     say("unfit", sys.executable + " " + why)
     for other in others:
         if other != sys.executable and os.access(other, os.X_OK):
-            with open("/proc/self/cmdline", "rb") as file:
-                code = file.read().split(b"\\0")[2]
-            os.execv(other, [other, "-c", code] + sys.argv[1:3])
+            os.execv(other, [other, "-c", "import sys; exec(sys.argv[1])", code] + sys.argv[2:4])
     if sys.version_info < (3, 9):
         os._exit(0)
 say("ok", os.uname()[4] + " " + sys.executable)
@@ -102,7 +101,7 @@ agent.main(frame(), frame())
 
 SCRIPT = """\
 {{ for python in {candidates}; do command -v "$python" >/dev/null 2>&1 && \
-exec "$python" -c '{stage0}' {marker} {others}; done; printf "%s%s none\\n" {marker}; exit 127; }}
+exec "$python" -c 'import sys; exec(sys.argv[1])' '{stage0}' {marker} {others}; done; printf "%s%s none\\n" {marker}; exit 127; }}
 """
 
 _PLAIN_WORD = re.compile(r"~?[\w./+@:,=%-]+", re.ASCII)
@@ -148,7 +147,7 @@ def shell_script(marker: Sequence[str], python: str | None) -> bytes:
 
 def python_argv(marker: Sequence[str], python: str) -> list[str]:
     """Return the command line that needs no shell, for a process of this machine."""
-    return [python, "-c", STAGE0, *marker]
+    return [python, "-c", "import sys; exec(sys.argv[1])", STAGE0, *marker]
 
 
 def new_marker() -> tuple[str, str]:
