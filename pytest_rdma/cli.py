@@ -88,9 +88,8 @@ def _print_state(state: dict[str, Any]) -> None:
     from pytest_rdma.lab import hosts_of
 
     for host, guest in zip(hosts_of(state), state["guests"]):
-        print(
-            f"{host.name}: {host.user}@{host.address} port {host.port}, fabric {host.fabric_address}, pid {guest['pid']}"
-        )
+        reach = f"{host.user}@{host.address} port {host.port}"
+        print(f"{host.name}: {reach}, fabric {host.fabric_address}, pid {guest['pid']}")
     print(
         f"accel {state['accel']}, up for {time.time() - state['started_at']:.0f} s, supervisor pid "
         f"{state['supervisor_pid']}, ends when unused for {state['idle_limit_s']:g} s"
@@ -108,7 +107,7 @@ def _ssh(options: argparse.Namespace) -> int:
         print("pytest-rdma: no lab is up: start one with `pytest-rdma lab up`", file=sys.stderr)
         return 3
     command = [*ssh_command(hosts_of(state)[options.number - 1]), *options.command]
-    os.execvp(command[0], command)
+    return os.execvp(command[0], command)
 
 
 def _down(_: argparse.Namespace) -> int:

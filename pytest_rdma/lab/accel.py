@@ -23,6 +23,8 @@ def candidates() -> tuple[str, ...]:
 
 def remember(kind: str) -> None:
     """Keep for this machine which of the two boots a guest."""
+    if _remembered() == kind:
+        return
     path = _memory()
     fresh = path.with_suffix(f".{os.getpid()}")
     fresh.write_text(json.dumps({"machine": _machine(), "accel": kind}) + "\n")

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +24,8 @@ from pytest_rdma.lab.supervisor import Task, argument
 
 ANSWER_S = 200.0
 DOWN_S = 20.0
+UP = "up"
+PRIVATE = "lab-"
 
 
 def runtime_directory() -> Path:
@@ -42,8 +43,9 @@ def runtime_directory() -> Path:
 class Connection:
     """A client's end of a stream to a supervisor."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream: socket.socket, directory: Path) -> None:
         self._stream = stream
+        self._log = directory / "supervisor.log"
         self._buffer = b""
 
     def state(self, note: Note, timeout_s: float = ANSWER_S) -> dict[str, Any]:
@@ -82,6 +84,15 @@ class Connection:
         with contextlib.suppress(OSError):
             self._stream.sendall(line)
 
+    def _end(self) -> str:
+        """Return why a supervisor that said nothing ended."""
+        try:
+            lines = self._log.read_text(errors="replace").split("\n")
+        except OSError:
+            return "the lab was taken down while it booted"
+        said = next((line for line in reversed(lines) if line.strip()), "nothing: it was killed")
+        return f"the lab's supervisor ended while the lab booted; its last word is {said}"
+
     def _receive(self, deadline: float) -> dict[str, Any]:
         while b"\n" not in self._buffer:
             self._stream.settimeout(max(0.001, deadline - time.monotonic()))
@@ -92,7 +103,7 @@ class Connection:
             except OSError:
                 data = b""
             if not data:
-                raise RdmaEnvironmentError("the lab was taken down while it booted, or its supervisor was killed")
+                raise RdmaEnvironmentError(self._end())
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         message: dict[str, Any] = json.loads(line)
@@ -101,16 +112,45 @@ class Connection:
 
 def start_private(image: Image, timeout_scale: float) -> tuple[Connection, subprocess.Popen[bytes]]:
     """Start a lab that lives as long as the connection, hence at most as long as this process."""
-    directory = tempfile.mkdtemp(prefix="lab-", dir=_swept(runtime_directory()))
+    with _starting() as runtime:
+        _sweep(runtime)
+        directory = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=runtime))
+        lock = _try_lock(directory / "lock")
+    assert lock is not None
     ours, theirs = socket.socketpair()
-    with theirs:
-        task = Task(directory, str(image.directory), timeout_scale, owner_fd=theirs.fileno())
-        process = _spawn(task, [theirs.fileno()])
-    return Connection(ours), process
+    with lock, theirs:
+        task = Task(str(directory), str(image.directory), lock.fileno(), timeout_scale, owner_fd=theirs.fileno())
+        process = _spawn(task, [lock.fileno(), theirs.fileno()])
+    return Connection(ours, directory), process
 
 
-def _swept(runtime: Path) -> Path:
-    return runtime
+def _sweep(runtime: Path) -> None:
+    """Remove what private labs whose supervisor was killed have left."""
+    for directory in runtime.glob(f"{PRIVATE}*"):
+        lock = _try_lock(directory / "lock")
+        if lock is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            lock.close()
+
+
+def _try_lock(path: Path) -> IO[str] | None:
+    """Return the lock, or None when a supervisor holds it; it does so for as long as it lives."""
+    lock = path.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+@contextmanager
+def _starting() -> Iterator[Path]:
+    """Hold the right to look at, start or clean this user's labs."""
+    runtime = runtime_directory()
+    with open(runtime / "start.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield runtime
 
 
 def _spawn(task: Task, fds: list[int]) -> subprocess.Popen[bytes]:
@@ -118,7 +158,7 @@ def _spawn(task: Task, fds: list[int]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     with open(Path(task.directory) / "supervisor.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "pytest_rdma.lab.supervisor", argument(replace(task, inherited_fds=fds))],
+            [sys.executable, "-m", "pytest_rdma.lab.supervisor", argument(task)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -129,34 +169,13 @@ def _spawn(task: Task, fds: list[int]) -> subprocess.Popen[bytes]:
         )
 
 
-# The lab that is up: at most one for a user. Its supervisor holds a lock for as long as it lives.
-
-
-@contextmanager
-def _starting() -> Iterator[Path]:
-    """Hold the right to look at, start or clean the lab that is up."""
-    runtime = runtime_directory()
-    with open(runtime / "start.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield runtime
-
-
-def _take(runtime: Path) -> IO[str] | None:
-    """Return the lock of the lab that is up, or None when a supervisor holds it."""
-    lock = open(runtime / "up.lock", "w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    shutil.rmtree(runtime / "up", ignore_errors=True)
-    return lock
+# The lab that is up: at most one for a user.
 
 
 def connect_up() -> Connection | None:
     """Return a connection to the lab that is up, or None when there is none; what a killed one left is removed."""
     with _starting() as runtime:
-        lock = _take(runtime)
+        lock = _take_up(runtime)
         if lock is not None:
             lock.close()
             return None
@@ -166,20 +185,33 @@ def connect_up() -> Connection | None:
 def start_up(image: Image, idle_limit_s: float) -> tuple[Connection, bool]:
     """Return a connection to the lab that is up and whether this call has started it."""
     with _starting() as runtime:
-        lock = _take(runtime)
+        lock = _take_up(runtime)
         if lock is None:
             return _connect(runtime), False
-        directory = runtime / "up"
+        directory = runtime / UP
         directory.mkdir(mode=0o700)
         with lock, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(directory / "control"))
             listener.listen()
             fds = [listener.fileno(), lock.fileno()]
-            _spawn(Task(str(directory), str(image.directory), 1.0, listener_fd=fds[0], idle_limit_s=idle_limit_s), fds)
+            task = Task(str(directory), str(image.directory), fds[1], listener_fd=fds[0], idle_limit_s=idle_limit_s)
+            _spawn(task, fds)
         return _connect(runtime), True
+
+
+def _take_up(runtime: Path) -> IO[str] | None:
+    """Return the lock of the lab that is up, what is left of an old one removed, or None when a supervisor holds it."""
+    lock = _try_lock(runtime / "up.lock")
+    if lock is not None:
+        shutil.rmtree(runtime / UP, ignore_errors=True)
+    return lock
 
 
 def _connect(runtime: Path) -> Connection:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stream.connect(str(runtime / "up" / "control"))
-    return Connection(stream)
+    try:
+        stream.connect(str(runtime / UP / "control"))
+    except OSError:
+        stream.close()
+        raise RdmaEnvironmentError("the lab that was up is just going down: try again") from None
+    return Connection(stream, runtime / UP)

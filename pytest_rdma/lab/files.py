@@ -49,7 +49,7 @@ def write_initramfs(base: Path, directory: Path, number: int) -> Path:
 
 
 def _append(archive: bytearray, name: str, mode: int, content: bytes) -> None:
-    """Append an entry in the "newc" format of the kernel's Documentation/driver-api/early-userspace/buffer-format.rst."""
+    """Append an entry in the format of the kernel's Documentation/driver-api/early-userspace/buffer-format.rst."""
     encoded = name.encode() + b"\0"
     fields = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(encoded), 0)
     for part in (b"070701" + b"".join(b"%08X" % field for field in fields) + encoded, content):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,23 +14,28 @@ from pytest_rdma.errors import RdmaEnvironmentError
 from pytest_rdma.lab.image import Image
 
 MEMORY_MIB = 1024
+CONSOLE_KEPT = 1 << 16
 READY = b"pytest-rdma: ready"
 PORT_TAKEN = b"Could not set up host forwarding rule"
 KVM_BROKEN = b"KVM internal error"
-_KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1"
+# The watchdogs would fill the log with stalls that are the emulation's own.
+_KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
 _CPU = {"kvm": "host", "tcg": "max"}
 _ACCEL = {"kvm": "kvm", "tcg": "tcg,thread=multi"}
 
 
 def free_port() -> int:
     """Return a TCP port of the loopback address that is free now; another process may yet take it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        # Below the range from which the kernel takes ports for outgoing connections.
+        port = random.randrange(10240, 32768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def command(image: Image, directory: Path, number: int, port: int, accel: str) -> list[str]:
-    """Return the command of guest `number`; its fabric NIC is joined to the other guest's by two sockets in `directory`."""
+    """Return the command of guest `number`; two sockets in `directory` are its wire to the other guest."""
     other = 3 - number
     return [
         *("qemu-system-x86_64", "-name", f"host{number}", "-nodefaults", "-no-user-config", "-no-reboot"),
@@ -68,7 +75,7 @@ class Guest:
         self.port = free_port()
         self.console = bytearray()
         self.ready = False
-        self._log = open(directory / f"{self.name}.console", "wb", buffering=0)
+        self._log = (directory / f"{self.name}.console").open("wb", buffering=0)
         self.process = subprocess.Popen(
             # The kernel's own promise: QEMU gets SIGKILL when its parent is gone, however that ends.
             ["setpriv", "--pdeathsig", "KILL", *command(image, directory, number, self.port, accel)],
@@ -88,9 +95,9 @@ class Guest:
         except BlockingIOError:
             return True
         self._log.write(data)
-        if not self.ready:
-            self.console += data
-            self.ready = READY in self.console
+        self.console += data
+        self.ready = self.ready or READY in self.console
+        del self.console[:-CONSOLE_KEPT]
         return bool(data)
 
     def failure(self, what: str) -> RdmaEnvironmentError:

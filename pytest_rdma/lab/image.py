@@ -20,6 +20,7 @@ from pytest_rdma.lab.requirements import require
 
 Note = Callable[[str], None]
 BUILD_TIMEOUT_S = 1800.0
+KEPT_S = 7 * 24 * 3600.0
 _FETCH_KERNEL = (
     'cd "$1/lab" && export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" && '
     f"apt-get -q download $(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks "
@@ -97,7 +98,8 @@ def _build(note: Note, mirror: str | None) -> Image:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for old in cache.glob("image-*"):
-        if old != final:
+        # Another checkout may have another recipe: what it built lately stays.
+        if old != final and time.time() - old.stat().st_mtime > KEPT_S:
             shutil.rmtree(old, ignore_errors=True)
     note(f"lab: image built in {time.monotonic() - started:.0f} s: {final}")
     return Image(final)
@@ -115,7 +117,15 @@ def _mmdebstrap(directory: Path, source_lines: tuple[str, ...]) -> list[str]:
         'cd "$1/lab" && find . -mindepth 1 -maxdepth 1 ! -name bin ! -name guest-start -exec rm -rf {} +',
     ]
     dpkg = ["force-unsafe-io", *(f"path-exclude=/usr/share/{d}/*" for d in ("doc", "man", "locale", "info"))]
-    command = ["mmdebstrap", "--variant=essential", "--quiet", f"--include={','.join(recipe.PACKAGES)}"]
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "TERM",
+        "mmdebstrap",
+        "--variant=essential",
+        "--quiet",
+        f"--include={','.join(recipe.PACKAGES)}",
+    ]
     command += [f"--aptopt={option}" for option in sources.apt_options()]
     command += [f"--dpkgopt={option}" for option in dpkg]
     command += [f"--customize-hook={hook}" for hook in hooks]
@@ -159,11 +169,13 @@ def _make_root(directory: Path, source_lines: tuple[str, ...]) -> None:
 def _failure(log: Path, tool: str, status: int) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "Err:", "FATAL"))] or lines[-3:]
-    return f"cannot build the lab image: {tool} ended with {status}: {' | '.join(errors[:4])}"
+    said = " | ".join(errors[:4])
+    advice = "look at the network, or name another mirror: pytest-rdma lab build --mirror URL"
+    return f"cannot build the lab image: {tool} ended with {status}: {said}; {advice}"
 
 
 def _unpack_kernel(bzimage: Path, vmlinux: Path) -> None:
-    """Unpack the ELF kernel from a bzImage: a guest under emulation would take a second for what the host does in a blink.
+    """Unpack the ELF kernel from a bzImage, which would cost each boot of a guest under emulation its time.
 
     The header's fields are those of the kernel's Documentation/arch/x86/boot.rst.
     """

@@ -13,6 +13,7 @@ from pytest_rdma.errors import RdmaEnvironmentError
 # program: (package, when it is needed)
 PROGRAMS = {
     "qemu-system-x86_64": ("qemu-system-x86", "boot"),
+    "setpriv": ("util-linux", "boot"),
     "ssh": ("openssh-client", "boot"),
     "ssh-keygen": ("openssh-client", "boot"),
     "mmdebstrap": ("mmdebstrap", "build"),

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,11 @@ class Task:
 
     directory: str
     image: str
-    timeout_scale: float
+    lock_fd: int
+    timeout_scale: float = 1.0
     owner_fd: int | None = None
     listener_fd: int | None = None
     idle_limit_s: float = 0.0
-    inherited_fds: list[int] = field(default_factory=list)
 
 
 class Supervisor:
@@ -53,6 +53,7 @@ class Supervisor:
         self.image = Image(Path(task.image))
         self.selector = selectors.DefaultSelector()
         self.clients: list[socket.socket] = []
+        self.notes: list[str] = []
         self.guests: dict[int, Guest] = {}
         self.started = time.monotonic()
         self.state: dict[str, Any] | None = None
@@ -69,9 +70,7 @@ class Supervisor:
         except RdmaEnvironmentError as error:
             self._tell({"error": str(error)})
         finally:
-            for guest in self.guests.values():
-                guest.kill()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._close()
 
     def _open(self) -> None:
         wake, waker = socket.socketpair()
@@ -89,6 +88,16 @@ class Supervisor:
             self.listener.setblocking(False)
             self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
+    def _close(self) -> None:
+        """Leave nothing behind, and let clients see the end only when that is so."""
+        self._kill_guests()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if self.listener is not None:
+            self.listener.close()
+        os.close(self.task.lock_fd)
+        for client in self.clients:
+            client.close()
+
     def _end(self, reason: str) -> None:
         self.ending = reason
 
@@ -98,21 +107,24 @@ class Supervisor:
         files.make_keys(self.directory)
         for number in files.GUESTS:
             files.write_initramfs(self.image.initramfs, self.directory, number)
-        for kind in accel.candidates():
-            self._tell({"note": f"lab: booting two guests ({accel.DESCRIPTION[kind]})"})
+        kinds = accel.candidates()
+        for kind in kinds:
+            self._note(f"lab: booting two guests ({accel.DESCRIPTION[kind]})")
             try:
                 self._boot_with(kind)
             except RdmaEnvironmentError:
-                if kind != "kvm" or self.ending:
+                if kind == kinds[-1] or self.ending:
                     raise
-                accel.remember("tcg")
-                self._tell(
-                    {"note": "lab: KVM is present but boots nothing here; remembered, software emulation instead"}
-                )
-                continue
-            if kind == "kvm":
-                accel.remember("kvm")
-            return
+                self._note("lab: KVM is present here but does not boot a guest")
+            else:
+                if len(kinds) > 1:
+                    accel.remember(kind)
+                self._set_ready(kind)
+                return
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self._tell({"note": text})
 
     def _boot_with(self, kind: str) -> None:
         deadline = time.monotonic() + BOOT_S[kind] * self.task.timeout_scale
@@ -131,7 +143,6 @@ class Supervisor:
         except BaseException:
             self._kill_guests()
             raise
-        self._set_ready(kind)
 
     def _check_booting(self, kind: str, tries: int) -> int:
         """Raise when a guest has failed; start it again, and return 1, when only its port was taken meanwhile."""
@@ -235,6 +246,9 @@ class Supervisor:
                 self._end("taken down")
             elif word == "state" and self.state is not None:
                 self._send(client, {"state": self.state})
+            elif word == "state" and client is not self.owner:
+                for text in self.notes:
+                    self._send(client, {"note": text})
 
     def _drop(self, client: socket.socket) -> None:
         self.selector.unregister(client)
