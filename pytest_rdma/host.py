@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import importlib.util
 import os
 import platform
 import resource
@@ -20,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, TypeVar
 
 from pytest_rdma.deadline import Deadline, StopFlag
-from pytest_rdma.errors import DeadlineError, RdmaUsageError, StaleHandleError
+from pytest_rdma.errors import DeadlineError, RdmaUsageError, RefusedError, StaleHandleError
 from pytest_rdma.model import Access, DeviceInfo, EndpointCaps, HostInfo
 
 if TYPE_CHECKING:
@@ -111,7 +110,11 @@ class Handle:
             return
         self.mark_closed()
         if self.generation == self.host.generation:
-            self.host.invoke(name, self.handle)
+            try:
+                self.host.invoke(name, self.handle)
+            except RefusedError:
+                self.closed = False
+                raise
 
     def mark_closed(self) -> None:
         self.closed = True
@@ -275,8 +278,7 @@ class LocalHost(Host):
 
     def __init__(self, name: str = "local host", *, timeout_scale: float = 1.0) -> None:
         for module in OP_MODULES:
-            if importlib.util.find_spec(f"pytest_rdma.{module}"):
-                importlib.import_module(f"pytest_rdma.{module}")
+            importlib.import_module(f"pytest_rdma.{module}")
         self.name = name
         self.timeout_scale = timeout_scale
         self.contexts: dict[str, Any] = {}

@@ -37,12 +37,16 @@ class Pair:
                 f"no connection attribute {', '.join(unknown)}; there are {', '.join(ATTRIBUTE_NAMES)}"
             )
         chosen = replace(ConnectionAttributes(rail.mtu, rd_atomic=rail.rd_atomic), **attributes)
-        ends = (rail.local, rail.peer)
-        places = (f"{rail.local.place} on {local.name}", f"{rail.peer.place} on {peer.name}")
-        check_mtu(chosen.mtu, (rail.local.port, rail.peer.port), places)
-        args = [_creation(end, caps or EndpointCaps(), chosen.pkey_index) for end in ends]
+        args = [_creation(end, caps or EndpointCaps(), chosen.pkey_index) for end in (rail.local, rail.peer)]
         made = both((local, peer), "qp.create", args, undo=lambda endpoint: endpoint.close())
-        return cls(made[0], made[1], rail, chosen)
+        pair = cls(made[0], made[1], rail, chosen)
+        try:  # the MTUs may have changed since the rail was chosen
+            places = [f"{end.device}/{end.port} on {end.host.name}" for end in pair.ends]
+            check_mtu(chosen.mtu, [end.record.active_mtu for end in pair.ends], places)
+        except RdmaUsageError:
+            pair.close()
+            raise
+        return pair
 
     @property
     def ends(self) -> tuple[Endpoint, Endpoint]:

@@ -320,15 +320,14 @@ def _choose_mtu(asked: int | None, ports: tuple[PortInfo, PortInfo], places: tup
     active = [port.active_mtu for port in ports]
     if asked is None:
         return min(active), f"mtu {min(active)}: the smaller of {active[0]} and {active[1]}"
-    check_mtu(asked, ports, places)
+    check_mtu(asked, active, places)
     return asked, f"mtu {asked}: as asked"
 
 
-def check_mtu(asked: int, ports: tuple[PortInfo, PortInfo], places: tuple[str, str]) -> None:
+def check_mtu(asked: int, active: Sequence[int], places: Sequence[str]) -> None:
     """Refuse a path MTU that one of the ports does not carry: rxe would take it in silence."""
     if asked not in MTUS:
         raise RdmaUsageError(f"path MTU {asked}: it can be {', '.join(map(str, MTUS[:-1]))} or {MTUS[-1]}")
-    active = [port.active_mtu for port in ports]
     if asked > min(active):
         raise RdmaUsageError(
             f"path MTU {asked} is over an active MTU: {active[0]} at {places[0]}, {active[1]} at {places[1]}"

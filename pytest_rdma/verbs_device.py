@@ -53,6 +53,18 @@ class OpenDevice:
         known = "port 1" if len(self.info.ports) == 1 else f"ports 1 to {len(self.info.ports)}"
         raise RdmaUsageError(f"{self.name} on {self.host.name} has no port {number}: it has {known}")
 
+    def fresh_port(self, number: int, gid_index: int | None) -> PortInfo:
+        """Return a port as it is now: all is asked anew when its state, MTU or this GID row has changed."""
+        known = self.port(number)
+        now = self.context.query_port(number)
+        row = next((row for row in known.gids if row.index == gid_index), None)
+        changed = (PORT_STATES[now.state], mtu_bytes(now.active_mtu)) != (known.state, known.active_mtu)
+        if row is not None and not changed:
+            changed = self.context.query_gid(number, row.index).gid != eight_words(row.gid)
+        if changed:
+            self.refresh()
+        return self.port(number)
+
     def refresh(self) -> DeviceInfo:
         self.info = query_device(self.name, self.context)
         return self.info
@@ -227,6 +239,11 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except OSError:  # an empty row answers EINVAL
         return None
+
+
+def eight_words(gid: str) -> str:
+    """Return a GID as pyverbs writes and reads it: eight words in full, never with a dotted IPv4 part."""
+    return ipaddress.IPv6Address(gid).packed.hex(":", 2)
 
 
 def mtu_bytes(code: int) -> int:

@@ -122,7 +122,6 @@ def op_pd_close(host: LocalHost, deadline: Deadline, handle: int) -> None:
     entry = host.entry("pd", handle)
     if entry.users:
         users = ", ".join(front.label for front in entry.users.values())
-        entry.front.closed = False
         raise RefusedError(f"PD {handle} on {host.name} is still used by {users}: close those first")
     host.discard(handle)
 

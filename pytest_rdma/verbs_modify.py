@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_rdma.errors import RdmaUsageError, errno_text
 from pytest_rdma.model import ConnectionAttributes, ExchangeRecord, QPState
-from pytest_rdma.verbs_device import mtu_bytes, mtu_code
+from pytest_rdma.verbs_device import eight_words, mtu_bytes, mtu_code
 from pytest_rdma.verbs_library import pyverbs
 
 if TYPE_CHECKING:
@@ -60,11 +60,6 @@ def modify(qp: Any, state: QPState | None, attributes: dict[str, Any]) -> None:
         setattr(wanted, name, mtu_code(value) if name == "path_mtu" else int(value))
         mask |= MASKS[name]
     qp.modify(wanted, mask)
-
-
-def eight_words(gid: str) -> str:
-    """Return a GID as pyverbs reads it: eight words in full, never with a dotted IPv4 part."""
-    return ipaddress.IPv6Address(gid).packed.hex(":", 2)
 
 
 def _ah_attr(vector: dict[str, Any]) -> Any:

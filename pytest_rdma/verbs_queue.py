@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pytest_rdma import gids, native
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import CQ, Endpoint
-from pytest_rdma.errors import RdmaUsageError, VerbsError
+from pytest_rdma.errors import RdmaEnvironmentError, RdmaUsageError, RefusedError, VerbsError
 from pytest_rdma.host import LocalHost, Resource, close_all, op
 from pytest_rdma.model import (
     Completion,
@@ -171,8 +171,7 @@ def op_cq_close(host: LocalHost, deadline: Deadline, handle: int) -> None:
     entry = host.entry("cq", handle)
     if entry.qps:
         users = ", ".join(qp.label for qp in entry.qps.values())
-        entry.front.closed = False
-        raise RdmaUsageError(f"CQ {handle} on {host.name} is still used by {users}: close those first")
+        raise RefusedError(f"CQ {handle} on {host.name} is still used by {users}: close those first")
     host.discard(handle)
 
 
@@ -190,7 +189,9 @@ def op_qp_create(
 ) -> Endpoint:
     """Make PD, buffer, channel, CQ and QP and move the QP to INIT; take all back when one step fails."""
     device = open_device(host, device_name)
-    port = device.port(port_number)
+    port = device.fresh_port(port_number, gid_index)
+    if port.state != "ACTIVE":
+        raise RdmaEnvironmentError(f"port {device.name}/{port.number} on {host.name} is {port.state}, not ACTIVE")
     gid = gid_row(host, device, port, gid_index)
     check_pkey(host, device, port, pkey_index)
     made: list[Resource | None] = []
