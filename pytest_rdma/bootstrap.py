@@ -23,7 +23,7 @@ from typing import Any
 
 from pytest_rdma import __version__, native, wire
 from pytest_rdma.deadline import Deadline
-from pytest_rdma.errors import HostLostError, HostUnreachableError, from_plain
+from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, from_plain
 from pytest_rdma.model import HostInfo
 from pytest_rdma.streams import Stream, read_until
 
@@ -51,6 +51,8 @@ STAYS = (
 
 CANDIDATES = ("python3", "/usr/bin/python3")
 BEAT_INTERVAL_S = 0.5
+
+RUN_ARGUMENT = "import sys; exec(sys.argv[1])"
 
 # Runs under any Python from 2.7 on; holds no single quote, for the script below quotes it with them.
 STAGE0 = """
@@ -101,7 +103,7 @@ agent.main(frame(), frame())
 
 SCRIPT = """\
 {{ for python in {candidates}; do command -v "$python" >/dev/null 2>&1 && \
-exec "$python" -c 'import sys; exec(sys.argv[1])' '{stage0}' {marker} {others}; done; printf "%s%s none\\n" {marker}; exit 127; }}
+exec "$python" -c '{run}' '{stage0}' {marker} {others}; done; printf "%s%s none\\n" {marker}; exit 127; }}
 """
 
 _PLAIN_WORD = re.compile(r"~?[\w./+@:,=%-]+", re.ASCII)
@@ -130,7 +132,7 @@ def helper(machine: str) -> bytes:
 def check_interpreter(python: str) -> None:
     """Refuse what a shell there would read as more than one plain word."""
     if not _PLAIN_WORD.fullmatch(python) or python.startswith("-"):
-        raise HostUnreachableError(
+        raise RdmaUsageError(
             f"the interpreter {python!r} is not a plain path of letters, digits and ~ . / _ + @ : , = % -"
         )
 
@@ -141,13 +143,13 @@ def shell_script(marker: Sequence[str], python: str | None) -> bytes:
         check_interpreter(python)
     candidates = (python,) if python else CANDIDATES
     others = "" if python else CANDIDATES[-1]
-    script = SCRIPT.format(candidates=" ".join(candidates), stage0=STAGE0, marker=" ".join(marker), others=others)
-    return script.encode()
+    words = {"run": RUN_ARGUMENT, "stage0": STAGE0, "marker": " ".join(marker), "others": others}
+    return SCRIPT.format(candidates=" ".join(candidates), **words).encode()
 
 
 def python_argv(marker: Sequence[str], python: str) -> list[str]:
     """Return the command line that needs no shell, for a process of this machine."""
-    return [python, "-c", "import sys; exec(sys.argv[1])", STAGE0, *marker]
+    return [python, "-c", RUN_ARGUMENT, STAGE0, *marker]
 
 
 def new_marker() -> tuple[str, str]:

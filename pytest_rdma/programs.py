@@ -245,7 +245,7 @@ class Running(Resource):
     def _start(
         self, env: dict[str, str] | None, cwd: str | None, user: str | None, has_input: bool
     ) -> subprocess.Popen[bytes]:
-        attempt = f"cannot run {shlex.join(self.argv)!r} on {self.where}"
+        attempt = f"cannot run `{shlex.join(self.argv)}` on {self.where}"
         if not self.argv:
             raise RdmaUsageError(f"cannot run an empty command line on {self.where}")
         environment, identity = _identity(user, attempt)
@@ -297,9 +297,10 @@ class Running(Resource):
             try:
                 deadline.check("end of the program")
             except (DeadlineError, StoppedError) as error:
-                last = " | ".join(bytes(self.stderr.data or self.stdout.data).decode(errors="replace").split("\n")[-4:])
-                said = f"; its last output: {last.strip()}" if last.strip() else "; it has written nothing"
-                text = f"{shlex.join(self.argv)!r} on {self.where} (pid {self.pid}) has not ended: {error}{said}"
+                text = bytes(self.stderr.data or self.stdout.data).decode(errors="replace")
+                last = " | ".join(line for line in text.split("\n")[-4:] if line.strip())
+                said = f"its last output: {last}" if last else "it has written nothing"
+                text = f"`{shlex.join(self.argv)}` on {self.where} (pid {self.pid}) has not ended: {error}; {said}"
                 raise type(error)(text) from None
 
     def finished(self) -> Finished:
@@ -354,7 +355,7 @@ def _run(
         running.close()
     if finished.dropped:
         raise RdmaUsageError(
-            f"{shlex.join(argv)!r} on {host.name} wrote {finished.dropped} bytes over the limit of {RUN_OUTPUT_BYTES}: "
+            f"`{shlex.join(argv)}` on {host.name} wrote {finished.dropped} bytes over the limit of {RUN_OUTPUT_BYTES}: "
             "let it write into a file, or use start()"
         )
     return finished

@@ -171,7 +171,7 @@ class _Login:
             try:
                 more = self._transport.auth_publickey(user, key) if key else self._transport.auth_none(user)
             except paramiko.BadAuthenticationType as error:
-                self._accepts = list(error.allowed_types)
+                self._accepts = [way for way in error.allowed_types if way]
                 return False
             except (paramiko.SSHException, EOFError, OSError):
                 return False
@@ -334,7 +334,7 @@ class SshStream(Stream):
         if status >= 0:
             return status_text(status)
         transport = self._channel.get_transport()
-        return "a signal" if transport.is_active() else "the connection cut"
+        return "no exit status, as after a signal" if transport.is_active() else "the connection cut"
 
     def _drain_stderr(self) -> None:
         while True:

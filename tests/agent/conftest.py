@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,19 @@ def script(path: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o755)
     return str(path)
+
+
+def gone(pid: int, seconds: float = 5.0) -> bool:
+    """Wait for the end of a process that need not be a child of ours; a zombie has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 @pytest.fixture(scope="session")

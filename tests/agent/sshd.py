@@ -61,10 +61,10 @@ class Sshd:
         )
         config = self.folder / "sshd_config"
         config.write_text(
-            f"ListenAddress 127.0.0.1\n{ports}{keys}AuthorizedKeysFile {self.folder}/authorized_keys\n"
+            f"{self.lines}ListenAddress 127.0.0.1\n{ports}{keys}AuthorizedKeysFile {self.folder}/authorized_keys\n"
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
             "PermitRootLogin prohibit-password\nPidFile none\nAcceptEnv LC_* LANG\nMaxStartups 100\n"
-            f"{self.lines}{matches}"
+            f"{matches}"
         )
         self.log = self.folder / "log"
         with open(self.log, "wb") as log:

@@ -1,0 +1,261 @@
+"""Nothing hangs: whoever dies, stops, or takes too long, the other side hears of it and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import remote_functions
+from sshd import Sshd
+
+from conftest import gone
+from pytest_rdma import remote
+from pytest_rdma.errors import HostLostError, RdmaUsageError, StaleHandleError, StoppedError
+from pytest_rdma.remote import ExecTarget, RemoteHost
+
+Open = Callable[..., RemoteHost]
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+CONTROLLER = """
+import sys
+from pytest_rdma.remote import ExecTarget, RemoteHost
+from pytest_rdma.ssh import SshTarget
+host = RemoteHost({target!r}, name="host2")
+host.open()
+program = host.start(["sleep", "60"])
+there = host.put("/etc/hostname")
+print(host.info.pid, program.pid, there, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("way", ["process", "openssh", "paramiko"])
+def test_agent_and_programs_end_with_a_controller_that_is_killed(sshd: Sshd, pythonpath: str, way: str) -> None:
+    target = {
+        "process": ExecTarget(f"env PYTHONPATH={pythonpath}"),
+        "openssh": ExecTarget(sshd.ssh_command()),
+        "paramiko": sshd.target(),
+    }[way]
+    argv = [sys.executable, "-c", CONTROLLER.format(target=target)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as controller:
+        assert controller.stdout is not None
+        agent, program, there = controller.stdout.readline().split()
+        assert Path(there.decode()).exists()
+        controller.kill()
+        assert gone(int(agent))
+        assert gone(int(program))
+        assert not Path(there.decode()).exists()
+
+
+@pytest.mark.parametrize("way", ["process", "openssh", "paramiko"])
+def test_an_agent_killed_during_a_call_fails_the_call_at_once(
+    open_host: Open, sshd: Sshd, pythonpath: str, way: str
+) -> None:
+    target = {
+        "process": ExecTarget(f"env PYTHONPATH={pythonpath}"),
+        "openssh": ExecTarget(sshd.ssh_command()),
+        "paramiko": sshd.target(),
+    }[way]
+    host = open_host(target)
+    host.current_test = "tests/test_x.py::test_y"
+    program = host.start(["sleep", "60"])
+    call = host.submit_call(remote_functions.nap, 30)
+    os.kill(host.info.pid, signal.SIGKILL)
+    with (
+        within(3),
+        pytest.raises(HostLostError, match=r"host2 was lost during call.run in tests/test_x.py::test_y: the"),
+    ):
+        call.result()
+    assert host.lost is not None
+    assert gone(program.pid)
+    with pytest.raises(HostLostError, match=r"during program.run"):
+        host.run(["true"])
+
+
+def test_the_first_cause_stays(open_host: Open) -> None:
+    host = open_host()
+    os.kill(host.info.pid, signal.SIGKILL)
+    with pytest.raises(HostLostError):
+        host.run(["true"])
+    first = host.lost
+    host.close()
+    assert "ended" in str(first)
+
+
+def test_a_lost_host_is_reborn_and_old_handles_say_why_they_are_stale(open_host: Open) -> None:
+    host = open_host()
+    host.current_test = "test_that_broke_it"
+    program = host.start(["sleep", "60"])
+    os.kill(host.info.pid, signal.SIGKILL)
+    with pytest.raises(HostLostError):
+        host.run(["true"])
+    host.ensure()
+    assert host.generation == 1
+    assert host.run(["echo", "again"]).stdout == b"again\n"
+    with pytest.raises(StaleHandleError, match="SIGKILL during test_that_broke_it"):
+        program.poll()
+    program.close()
+    host.ensure()
+    assert host.generation == 1
+
+
+def test_a_call_that_holds_the_gil_for_long_is_not_a_dead_agent(
+    open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 1.0)
+    monkeypatch.setattr(remote, "OVERDUE_GRACE_S", 0.3)
+    host = open_host()
+    call = host.submit_call(remote_functions.hold_the_gil, 3.0)
+    time.sleep(0.3)  # until it holds it; if it does not yet, the test shows less, but is not wrong
+    assert host.invoke("process.kill", host.info.pid, 0, timeout_s=0.2) is None
+    call.result()
+    assert host.lost is None
+
+
+def test_an_op_that_outlives_its_deadline_loses_the_host(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "OVERDUE_GRACE_S", 0.3)
+    host = open_host()
+    with within(3), pytest.raises(HostLostError, match=r"call.run outlived its deadline of 0.2 s"):
+        host.call(remote_functions.nap, 30, timeout_s=0.2)
+    assert gone(host.info.pid)
+
+
+def test_an_agent_that_is_stopped_is_found_out_by_its_silence(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 1.5)
+    host = open_host()
+    os.kill(host.info.pid, signal.SIGSTOP)
+    try:
+        with within(5), pytest.raises(HostLostError, match="nothing was heard of the agent for"):
+            host.run(["true"])
+    finally:
+        os.kill(host.info.pid, signal.SIGCONT)
+
+
+def test_a_controller_that_was_stopped_itself_does_not_blame_the_agent(sshd: Sshd) -> None:
+    code = CONTROLLER.format(target=sshd.target()).replace(
+        "import sys\n", "import sys\nfrom pytest_rdma import remote\nremote.SILENCE_LIMIT_S = 1.0\n"
+    )
+    argv = [sys.executable, "-c", code + "print(host.lost, host.run(['true']).returncode, flush=True)\n"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as controller:
+        assert controller.stdout is not None
+        assert controller.stdin is not None
+        controller.stdout.readline()
+        controller.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        controller.send_signal(signal.SIGCONT)
+        controller.stdin.close()
+        assert controller.stdout.readline() == b"None 0\n"
+
+
+def test_a_cancel_ends_the_wait_and_not_the_host(open_host: Open) -> None:
+    host = open_host()
+    program = host.start(["sleep", "60"])
+    call = host.submit("program.wait", program.handle, timeout_s=60)
+    call.cancel()
+    with within(2), pytest.raises(StoppedError):
+        call.result()
+    assert program.poll() is None
+
+
+def test_ctrl_c_ends_a_wait_at_once_and_the_host_lives(open_host: Open) -> None:
+    host = open_host()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with within(2), pytest.raises(KeyboardInterrupt):
+        host.run(["sleep", "60"])
+    assert host.run(["echo", "alive"]).stdout == b"alive\n"
+
+
+def test_answers_come_in_the_order_in_which_ops_end(open_host: Open) -> None:
+    host = open_host()
+    slow = host.submit_call(remote_functions.nap, 1.0)
+    quick = host.submit_call(remote_functions.nap, 0.0)
+    assert quick.result() == 0.0
+    assert not slow.done  # type: ignore[attr-defined]
+    assert slow.result() == 1.0
+
+
+@pytest.mark.parametrize("way", ["process", "paramiko"])
+def test_stderr_that_nobody_reads_blocks_nothing(open_host: Open, sshd: Sshd, pythonpath: str, way: str) -> None:
+    host = open_host(sshd.target() if way == "paramiko" else ExecTarget(f"env PYTHONPATH={pythonpath}"))
+    assert host.call(remote_functions.shout, 10 << 20) >= 10 << 20
+    assert 0 < len(host.stderr_tail()) <= 65536
+
+
+def test_what_c_python_and_children_print_does_not_touch_the_stream(open_host: Open) -> None:
+    host = open_host()
+    host.call(remote_functions.print_everywhere)
+    assert host.run(["echo", "fine"]).stdout == b"fine\n"
+    deadline = time.monotonic() + 5
+    while "from a child" not in host.stderr_tail() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for words in ("from C", "junk from descriptor 1", "from Python", "from a child"):
+        assert words in host.stderr_tail()
+
+
+@pytest.mark.parametrize("way", ["process", "paramiko"])
+def test_a_daemon_left_behind_does_not_hold_up_the_end(
+    open_host: Open, sshd: Sshd, pythonpath: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 2.0)
+    host = open_host(sshd.target() if way == "paramiko" else ExecTarget(f"env PYTHONPATH={pythonpath}"))
+    daemon = host.call(remote_functions.leave_a_daemon)
+    try:
+        with within(8):
+            os.kill(host.info.pid, signal.SIGKILL)
+            with pytest.raises(HostLostError):
+                host.run(["true"])
+            host.close()
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_a_spawned_host_may_be_killed_and_its_parent_lives(open_host: Open, sshd: Sshd) -> None:
+    host = open_host(sshd.target())
+    spawned = host.spawn()
+    try:
+        assert spawned.info.pid != host.info.pid
+        spawned.kill(signal.SIGTERM)
+        with within(5), pytest.raises(HostLostError):
+            spawned.call(remote_functions.nap, 5)
+        assert host.run(["true"]).returncode == 0
+        with pytest.raises(RdmaUsageError, match="was not spawned"):
+            host.kill()
+    finally:
+        spawned.close()
+
+
+def test_closing_ends_the_agent_and_is_idempotent(open_host: Open, sshd: Sshd) -> None:
+    host = open_host(sshd.target())
+    there = host.put("/etc/hostname")
+    host.close()
+    host.close()
+    assert gone(host.info.pid)
+    assert not Path(there).exists()
+    with pytest.raises(RdmaUsageError, match="host2 is not open"):
+        host.run(["true"])
+
+
+def test_a_request_to_an_agent_that_reads_nothing_is_given_up(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "OVERDUE_GRACE_S", 0.3)
+    host = open_host()
+    os.kill(host.info.pid, signal.SIGSTOP)
+    try:
+        with within(8), pytest.raises(HostLostError, match=r"took no input|nothing was heard"):
+            host.invoke("file.write", "x", 0, b"x" * (8 << 20), 0o600, timeout_s=0.5)
+    finally:
+        os.kill(host.info.pid, signal.SIGCONT)
