@@ -286,6 +286,13 @@ def test_pairs_leave_nothing_behind(nothing_is_left: None, rdma_pairs: Pairs) ->
         pair.close()
 
 
+def test_a_pair_costs_at_most_four_round_trips_a_host(rdma_local: Host, rdma_peer: Host, rdma_pairs: Pairs) -> None:
+    before = rdma_local.round_trips, rdma_peer.round_trips
+    rdma_pairs().close()
+    assert rdma_local.round_trips - before[0] <= 4
+    assert rdma_peer.round_trips - before[1] <= 4
+
+
 def test_pyverbs_objects_are_reached_where_the_endpoint_lives(rdma_pair: Pair) -> None:
     assert rdma_pair.local.host.call(number_by_pyverbs, rdma_pair.local) == rdma_pair.local.qp_num
 
