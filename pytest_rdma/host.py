@@ -242,6 +242,36 @@ class Resource:
         """Destroy; idempotent; raises the first error after all has been tried."""
 
 
+class InUse:
+    """Counts the native calls that work on an object, so that none is destroyed under one: `with in_use: ...`."""
+
+    LONGEST_CALL_S = 5.0
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._condition = threading.Condition()
+        self._users = 0
+        self._ended = False
+
+    def __enter__(self) -> None:
+        with self._condition:
+            if self._ended:
+                raise RdmaUsageError(f"{self._label} was closed meanwhile")
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._condition:
+            self._users -= 1
+            self._condition.notify_all()
+
+    def end(self) -> None:
+        """Let no one in any more and wait for those that are; their waits are slices of a few milliseconds."""
+        with self._condition:
+            self._ended = True
+            if not self._condition.wait_for(lambda: not self._users, self.LONGEST_CALL_S):
+                raise DeadlineError(f"{self._label} is still in use {self.LONGEST_CALL_S:g} s after it was closed")
+
+
 class LocalCall(Call):
     """An op in a thread of this process."""
 

@@ -45,7 +45,7 @@ def _check_depth(entry: QPEntry, in_flight: int, asked: int, depth: int, what: s
     if in_flight + asked <= depth:
         return
     text = f"{in_flight} {what}s are in flight on {entry.label} and {asked} more do not fit its {depth}: poll first"
-    if what == "send" and in_flight and not any(signaled for _, signaled in entry.sends):
+    if what == "send" and in_flight and not any(signaled for _, signaled in list(entry.sends)):
         text += "; none of those in flight is signaled, so no completion will free their slots"
     raise _refused(entry, text)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pytest_rdma import netlink
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import NoDeviceError, RdmaEnvironmentError, RdmaUsageError, errno_text
-from pytest_rdma.host import LocalHost, op
+from pytest_rdma.host import InUse, LocalHost, op
 from pytest_rdma.model import DeviceInfo, GidRow, HostInfo, PortInfo
 from pytest_rdma.verbs_library import error_number, pyverbs
 
@@ -45,6 +45,7 @@ class OpenDevice:
         self.host = host
         self.name = name
         self.info = query_device(name, self.context)
+        self.in_use = InUse(f"{name} on {host.name}")
 
     def port(self, number: int) -> PortInfo:
         for port in self.info.ports:
@@ -70,6 +71,7 @@ class OpenDevice:
         return self.info
 
     def close(self) -> None:
+        self.in_use.end()
         self.context.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from pytest_rdma import native
@@ -78,26 +77,31 @@ def post_sends(entry: QPEntry, requests: Sequence[SendWR]) -> None:
     # counted before they are posted: another thread may reap a completion before this one runs again
     every = entry.caps.signal_all
     posted = [(request.wr_id, request.signaled or every) for request in requests]
-    entry.sends.extend(posted)
-    result, index = native.load().post_send(entry.pointer, requests)
+    with entry.in_use:
+        with entry.lock:
+            entry.sends.extend(posted)
+        result, index = native.load().post_send(entry.pointer, requests)
     if result:
-        _take_back(entry.sends, posted[index:])
+        _take_back(entry, entry.sends, posted[index:])
         raise _post_error(entry, "send", -result, index, requests[index])
 
 
 def post_recvs(entry: QPEntry, requests: Sequence[RecvWR]) -> None:
     posted = [request.wr_id for request in requests]
-    entry.recvs.extend(posted)
-    result, index = native.load().post_recv(entry.pointer, requests)
+    with entry.in_use:
+        with entry.lock:
+            entry.recvs.extend(posted)
+        result, index = native.load().post_recv(entry.pointer, requests)
     if result:
-        _take_back(entry.recvs, posted[index:])
+        _take_back(entry, entry.recvs, posted[index:])
         raise _post_error(entry, "receive", -result, index, requests[index])
 
 
-def _take_back(queue: Any, refused: list[Any]) -> None:
-    for one in refused:
+def _take_back(entry: QPEntry, queue: Any, refused: list[Any]) -> None:
+    with entry.lock:
         queue.reverse()
-        queue.remove(one)
+        for one in refused:
+            queue.remove(one)
         queue.reverse()
 
 
@@ -129,15 +133,19 @@ def account(cq: CQEntry, completions: Sequence[Completion]) -> None:
     """Take completed requests, and the unsignaled ones before them, off what is outstanding."""
     for one in completions:
         entry = cq.qps.get(one.qp_num)
-        if entry is None:
-            continue
-        received = one.opcode & WC_RECV if one.status == 0 else not any(one.wr_id == wr_id for wr_id, _ in entry.sends)
-        if received:
-            _retire(entry.recvs, (one.wr_id,))
-        elif one.status:
-            _retire(entry.sends, ((one.wr_id, True), (one.wr_id, False)))
-        else:
-            _retire(entry.sends, ((one.wr_id, True),))
+        if entry is not None:
+            with entry.lock:
+                _account_one(entry, one)
+
+
+def _account_one(entry: QPEntry, one: Completion) -> None:
+    received = one.opcode & WC_RECV if one.status == 0 else not any(one.wr_id == wr_id for wr_id, _ in entry.sends)
+    if received:
+        _retire(entry.recvs, (one.wr_id,))
+    elif one.status:
+        _retire(entry.sends, ((one.wr_id, True), (one.wr_id, False)))
+    else:
+        _retire(entry.sends, ((one.wr_id, True),))
 
 
 def _retire(queue: Any, wanted: tuple[Any, ...]) -> None:
@@ -150,7 +158,8 @@ def _retire(queue: Any, wanted: tuple[Any, ...]) -> None:
 def reap(cq: CQEntry, want: int, deadline: Deadline, at_most: int) -> list[Completion]:
     """Poll for one slice of the time, at most, so that the interpreter hears Ctrl-C in between."""
     try:
-        got = native.load().poll(cq.pointer, want, deadline.slice_ns(SLICE_S), deadline.stop, at_most=at_most)
+        with cq.in_use:
+            got = native.load().poll(cq.pointer, want, deadline.slice_ns(SLICE_S), deadline.stop, at_most=at_most)
     except StoppedError:  # the caller says what it has so far, and for what it waited
         return []
     if got:
@@ -258,14 +267,14 @@ def explain_wait(entry: QPEntry) -> str:
         text += f"; {len(other)} other completions are kept: wr_id {', '.join(hex(one.wr_id) for one in other[:SHOWN])}"
     if not entry.sends and not entry.recvs:
         text += "; no completion can arrive here: no request is outstanding on this side"
-    elif not entry.recvs and not any(signaled for _, signaled in entry.sends):
+    elif not entry.recvs and not any(signaled for _, signaled in list(entry.sends)):
         text += "; no completion can arrive here: none of the requests is signaled"
     return text
 
 
 def _outstanding(entry: QPEntry) -> str:
-    sends = [hex(wr_id) + ("" if signaled else " (unsignaled)") for wr_id, signaled in islice(entry.sends, SHOWN)]
-    recvs = [hex(wr_id) for wr_id in islice(entry.recvs, SHOWN)]
+    sends = [hex(wr_id) + ("" if signaled else " (unsignaled)") for wr_id, signaled in list(entry.sends)[:SHOWN]]
+    recvs = [hex(wr_id) for wr_id in list(entry.recvs)[:SHOWN]]
     parts = [
         f"{len(queue)} {name}: {', '.join(shown)}{', ...' if len(queue) > SHOWN else ''}"
         for name, queue, shown in (("sends", entry.sends, sends), ("receives", entry.recvs, recvs))
@@ -285,7 +294,11 @@ def op_arm(host: LocalHost, deadline: Deadline, handle: int, solicited_only: boo
 @op("qp.wait_event")
 def op_wait_event(host: LocalHost, deadline: Deadline, handle: int) -> None:
     cq = _event_cq(host, handle)
-    while native.load().wait_cq_event(cq.channel_pointer, deadline.slice_ns(SLICE_S), deadline.stop) is None:
+    while True:
+        with cq.in_use:
+            came = native.load().wait_cq_event(cq.channel_pointer, deadline.slice_ns(SLICE_S), deadline.stop)
+        if came is not None:
+            return
         deadline.check(f"completion event on {host.entry('qp', handle).where}")
 
 
@@ -302,7 +315,8 @@ def op_async_events(host: LocalHost, deadline: Deadline, handle: int) -> list[As
     found: list[AsyncEvent] = []
     while True:
         until = 0 if found else deadline.slice_ns(SLICE_S)
-        event = native.load().wait_async_event(entry.context_pointer, until, deadline.stop)
+        with entry.device.in_use:
+            event = native.load().wait_async_event(entry.context_pointer, until, deadline.stop)
         if event is not None:
             found.append(AsyncEvent(_event_name(event.type), _event_element(host, event)))
         elif found or deadline.passed or deadline.stop:

@@ -13,7 +13,7 @@ from pytest_rdma import gids, native
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import CQ, Endpoint
 from pytest_rdma.errors import RdmaEnvironmentError, RdmaUsageError, RefusedError, VerbsError
-from pytest_rdma.host import LocalHost, Resource, close_all, op
+from pytest_rdma.host import InUse, LocalHost, Resource, close_all, op
 from pytest_rdma.model import (
     Completion,
     ConnectionAttributes,
@@ -57,6 +57,7 @@ class CQEntry(Resource):
                 self.channel.close()
             raise verbs_error(f"cannot make a CQ of {depth} on {host.name} {device.name}", error, hint) from error
         self._pointer = 0
+        self.in_use = InUse(f"a CQ on {host.name} {device.name}")
 
     @property
     def pointer(self) -> int:
@@ -74,6 +75,7 @@ class CQEntry(Resource):
         return view.channel if view else 0
 
     def close(self) -> None:
+        self.in_use.end()
         close_all([self.raw.close, *([self.channel.close] if self.channel else [])])
 
 
@@ -92,6 +94,8 @@ class QPEntry(Resource):
         self.gid = gid
         self.pkey_index = 0
         self.owned: list[Resource] = []
+        self.lock = threading.Lock()
+        self.in_use = InUse(f"a QP on {self.where}")
         self.raw_qp: Any = None
         self.pointer = 0
         self.context_pointer = 0
@@ -126,8 +130,9 @@ class QPEntry(Resource):
 
     def forget_outstanding(self) -> None:
         """After RESET nothing is outstanding, and completions of before mean nothing."""
-        self.sends.clear()
-        self.recvs.clear()
+        with self.lock:
+            self.sends.clear()
+            self.recvs.clear()
         native_poll = native.load().poll
         while True:
             left = native_poll(self.cq.pointer, 1, 0)
@@ -139,6 +144,7 @@ class QPEntry(Resource):
     def close(self) -> None:
         self.cq.qps.pop(self.qp_num, None)
         self.pd.users.pop(self.front.handle, None)
+        self.in_use.end()
         closers = [self.raw_qp.close]
         closers += [partial(self.host.discard, entry.front.handle) for entry in self.owned]
         close_all(closers)

@@ -236,6 +236,22 @@ def test_a_wait_can_be_stopped(rdma_pair: Pair) -> None:
         waiting.result()
 
 
+def test_one_thread_posts_while_another_polls(rdma_pair: Pair) -> None:
+    local = rdma_pair.local
+    polling = local.host.submit("qp.poll", local.handle, 100, True, timeout_s=10)
+    posted = [local.write(length=8) for _ in range(100)]
+    assert [one.wr_id for one in polling.result()] == posted
+
+
+def test_closing_ends_a_wait_that_is_under_way(nothing_is_left: None, rdma_pairs: Pairs) -> None:
+    pair = rdma_pairs()
+    waiting = pair.peer.host.submit("qp.poll", pair.peer.handle, 1, True, timeout_s=30)
+    pair.local.wait(pair.local.write(length=8))
+    pair.close()
+    with pytest.raises(RdmaUsageError, match="closed"):
+        waiting.result()
+
+
 @pytest.mark.rdma_caps(events=True)
 def test_an_event_comes_once_for_a_queue_that_was_armed(rdma_pair: Pair) -> None:
     rdma_pair.peer.arm()
