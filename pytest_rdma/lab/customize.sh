@@ -62,6 +62,7 @@ usermod --password '*' rdma
 usermod --password '*' root
 rm -f /etc/ssh/ssh_host_*
 cp /lab/sshd_config /etc/ssh/sshd_config
+cp /lab/hosts /etc/hosts
 chmod 755 /lab/guest-start
 mkdir -m 700 /home/rdma/.ssh /root/.ssh 2> /dev/null || true
 echo 'LANG=C.UTF-8' > /etc/default/locale

@@ -33,7 +33,7 @@ PACKAGES = (
     "strace",
     "xz-utils",
 )
-FILES = ("add-second-device", "customize.sh", "guest-start", "initramfs-init", "inittab", "sshd_config")
+FILES = ("add-second-device", "customize.sh", "guest-start", "hosts", "initramfs-init", "inittab", "sshd_config")
 COMPRESSION = ("-comp", "lz4")
 
 
