@@ -35,6 +35,7 @@ PR_SET_PDEATHSIG = 1
 
 def main(helper: bytes, settings: bytes) -> None:
     """Serve until the controller closes the stream; never returns."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     die_with_session()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     requests, replies = take_stream()
@@ -67,7 +68,6 @@ def die_with_session() -> None:
         return
     if not command.startswith(("sshd", "dropbear")):
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(0)

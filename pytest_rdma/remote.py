@@ -132,6 +132,7 @@ class RemoteCall(Call):
         self.number = number
         self.name = name
         self.test = test
+        self.submitted_ns = time.monotonic_ns()
         self.deadline = deadline
         self._link = link
         self._done = threading.Event()
@@ -172,6 +173,7 @@ class Link:
         self.stream = stream
         self.lost: str | None = None
         self._host = host
+        self._grace_s = OVERDUE_GRACE_S * host.timeout_scale
         self._numbers = itertools.count(1)
         self._pending: dict[int, RemoteCall] = {}
         self._running: dict[int, float] = {}
@@ -191,7 +193,7 @@ class Link:
             if self.lost is not None:
                 raise self._loss(call)
             self._pending[call.number] = call
-        self._write(frame, Deadline(timeout_s + OVERDUE_GRACE_S * self._host.timeout_scale))
+        self._write(frame, Deadline(timeout_s + self._grace_s))
         return call
 
     def send(self, message: dict[str, Any], deadline: Deadline) -> None:
@@ -200,21 +202,25 @@ class Link:
     def check_overdue(self, call: RemoteCall) -> None:
         """Declare the agent lost when an op has outlived its deadline.
 
-        One that has not begun does not count while another, which may hold the GIL there, is within its own.
+        It does not count while another, which was there before and may hold the GIL, is within its own.
         """
         if not self._overdue(call):
             return
         with self._lock:
-            others = [other for other in self._pending.values() if other is not call]
-        seconds = self._running.get(call.number)
-        if seconds is None and not all(self._overdue(other) for other in others):
-            return
-        limit = call.deadline.timeout_s
-        self.lose(f"{call.name} outlived its deadline of {limit:g} s by {OVERDUE_GRACE_S:g} s and more")
+            before = [other for other in self._pending.values() if other.submitted_ns < call.deadline.at_ns]
+        if all(self._overdue(other) for other in before):
+            limit = call.deadline.timeout_s
+            self.lose(f"{call.name} outlived its deadline of {limit:g} s by {self._grace_s:g} s{self._doing()}")
 
     def _overdue(self, call: RemoteCall) -> bool:
-        grace_ns = OVERDUE_GRACE_S * self._host.timeout_scale * 1e9
-        return time.monotonic_ns() > call.deadline.at_ns + grace_ns
+        return time.monotonic_ns() > call.deadline.at_ns + self._grace_s * 1e9
+
+    def _doing(self) -> str:
+        """Say what the agent's last beat said it was doing."""
+        with self._lock:
+            names = {number: call.name for number, call in self._pending.items()}
+        doing = [f"{names[number]} for {seconds:.1f} s" for number, seconds in self._running.items() if number in names]
+        return f"; at its last beat the agent was in {', '.join(doing)}" if doing else ""
 
     def lose(self, cause: str) -> None:
         """Note why there is no agent any more, and let all that wait for it know; the first cause stays."""
@@ -267,7 +273,7 @@ class Link:
                     return
                 silent_s = 0.0 if data else silent_s + READ_SLICE_S
                 self._take(data or b"")
-            self.lose(f"nothing was heard of the agent for {silent_s:g} s")
+            self.lose(f"nothing was heard of the agent for {silent_s:g} s{self._doing()}")
         except Exception as error:  # whatever it is, nobody reads any more
             self.lose(f"its stream cannot be read: {error}")
 

@@ -8,6 +8,7 @@ import logging
 import queue
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from pytest_rdma.ssh import SshTarget
 from pytest_rdma.streams import CHUNK_BYTES, Stream, status_text
 
 try:
-    import paramiko
+    with warnings.catch_warnings():
+        # Old releases of paramiko use what new ones of cryptography deprecate; a run may take warnings for errors.
+        warnings.simplefilter("ignore")
+        import paramiko
 except ImportError as missing:
     raise RdmaEnvironmentError(
         f"SSH needs paramiko, which does not import here ({missing}): install python3-paramiko, "

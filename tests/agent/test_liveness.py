@@ -135,6 +135,16 @@ def test_an_op_that_outlives_its_deadline_loses_the_host(open_host: Open, monkey
     assert gone(host.info.pid)
 
 
+def test_calls_that_come_later_do_not_keep_a_hung_one_alive(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "OVERDUE_GRACE_S", 0.3)
+    host = open_host()
+    hung = host.submit_call(remote_functions.nap, 30, timeout_s=0.2)
+    time.sleep(0.3)
+    host.submit_call(remote_functions.nap, 30)
+    with within(3), pytest.raises(HostLostError, match=r"outlived its deadline .* the agent was in call.run for"):
+        hung.result()
+
+
 def test_an_agent_that_is_stopped_is_found_out_by_its_silence(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 1.5)
     host = open_host()
