@@ -29,7 +29,17 @@ Op = Callable[..., Any]
 OpT = TypeVar("OpT", bound=Op)
 
 OPS: dict[str, Op] = {}
-OP_MODULES = ("verbs_device", "device_lock", "verbs_memory", "verbs_queue", "verbs_post", "programs", "shipping")
+OP_MODULES = (
+    "device_lock",
+    "verbs_device",
+    "verbs_memory",
+    "verbs_cq",
+    "verbs_create",
+    "verbs_queue",
+    "verbs_post",
+    "programs",
+    "shipping",
+)
 
 DEFAULT_TIMEOUT_S = 10.0
 

@@ -79,12 +79,7 @@ def choose_rail(
     local_side = _Side(names[0], local_devices, local_device, local_gid_index, "--rdma-gid-index")
     peer_side = _Side(names[1], peer_devices, peer_device, peer_gid_index, "--peer-gid-index")
     local, local_reason = _choose_port(local_side)
-    if peer_device is None and same_host:
-        peer, peer_reason = local, "looped back"
-    elif peer_device is None:
-        peer, peer_reason = _choose_peer_port(peer_side, local)
-    else:
-        peer, peer_reason = _choose_port(peer_side)
+    peer, peer_reason = _choose_peer(peer_side, local, same_host)
     places = _place(local, names[0]), _place(peer, names[1])
     if local[1].link_layer != peer[1].link_layer:
         raise RdmaUsageError(
@@ -107,6 +102,12 @@ def choose_rail(
 
 
 Port = tuple[DeviceInfo, PortInfo]
+
+
+def _choose_peer(side: _Side, local: Port, same_host: bool) -> tuple[Port, str]:
+    if side.asked is not None:
+        return _choose_port(side)
+    return (local, "looped back") if same_host else _choose_peer_port(side, local)
 
 
 def _place(port: Port, host: str) -> str:

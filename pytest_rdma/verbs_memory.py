@@ -187,9 +187,8 @@ def mismatch(host: LocalHost, entry: MREntry, offset: int, want: bytes, what: st
     return DataMismatchError(f"{text} {got.hex(' ')}, not {want.hex(' ')}", offset=offset)
 
 
-def undo(entries: list[Resource | None], host: LocalHost) -> None:
+def undo(made: list[Resource], host: LocalHost) -> None:
     """Take back what was made before a later step failed, in the order given; never raises over the first cause."""
-    made = [entry for entry in entries if entry is not None]
     try:
         close_all([partial(host.discard, entry.front.handle) for entry in made])
     except Exception:  # the failure that led here is what the user must see

@@ -14,8 +14,9 @@ from pytest_rdma.errors import DeadlineError, PostError, RdmaUsageError, Refused
 from pytest_rdma.host import LocalHost, op
 from pytest_rdma.model import AsyncEvent, Completion, QPState, RecvWR, SendWR
 from pytest_rdma.verbs_check import check_recvs, check_sends
+from pytest_rdma.verbs_cq import CQEntry
 from pytest_rdma.verbs_modify import query
-from pytest_rdma.verbs_queue import CQEntry, QPEntry
+from pytest_rdma.verbs_queue import QPEntry
 
 SLICE_S = 0.05
 SHOWN = 8

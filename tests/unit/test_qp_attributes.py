@@ -21,8 +21,9 @@ from pytest_rdma.model import (
     QPState,
     RemoteMemory,
 )
+from pytest_rdma.verbs_create import cq_depth
 from pytest_rdma.verbs_modify import address_vector, explain_modify, modify
-from pytest_rdma.verbs_queue import QPEntry, cq_depth
+from pytest_rdma.verbs_queue import QPEntry
 
 LIMITS = {"max_qp_rd_atom": 16, "max_qp_init_rd_atom": 4, "max_cqe": 32767, "max_qp_wr": 20000}
 ROW = GidRow(3, "::ffff:10.0.0.1", "RoCE v2", "eth1", 24)
