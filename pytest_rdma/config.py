@@ -74,6 +74,12 @@ class RdmaConfig:
         """True when a host or a device was named, by whatever source: then the run connects before its first test."""
         return any(getattr(self, option.name).given for option in OPTIONS if option.selects)
 
+    @property
+    def hosts(self) -> tuple[Any, ...]:
+        """What decides which hosts there are and how they are reached."""
+        names = ("host", "peer", "peer_exec", "python", "peer_python", "lab", "timeout_scale")
+        return tuple(getattr(self, name).value for name in names)
+
     def with_(self, **values: Any) -> RdmaConfig:
         """Return a copy with plain `values`, marked as coming from a fixture: for an `rdma_config` of your own.
 

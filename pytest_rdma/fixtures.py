@@ -27,9 +27,9 @@ def rdma_config(pytestconfig: pytest.Config) -> RdmaConfig:
     return plugin.configuration(pytestconfig)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def _rdma_session(pytestconfig: pytest.Config, rdma_config: RdmaConfig) -> RdmaSession:
-    """The run's lab, hosts and rail, opened; what the other fixtures stand on."""
+    """The run's hosts and the rail for this test's configuration, opened; what the other fixtures stand on."""
     from pytest_rdma import running
 
     return running.open_session(pytestconfig, rdma_config)
@@ -44,15 +44,19 @@ def _rdma_ready(request: pytest.FixtureRequest, _rdma_session: RdmaSession) -> N
 
 
 @pytest.fixture(scope="session")
-def rdma_local(_rdma_session: RdmaSession) -> Host:
+def rdma_local(pytestconfig: pytest.Config, rdma_config: RdmaConfig) -> Host:
     """The local host: this machine, or the one of --rdma-host. It survives a restart of its agent."""
-    return _rdma_session.local
+    from pytest_rdma import running
+
+    return running.open_session(pytestconfig, rdma_config).local
 
 
 @pytest.fixture(scope="session")
-def rdma_peer(_rdma_session: RdmaSession) -> Host:
+def rdma_peer(pytestconfig: pytest.Config, rdma_config: RdmaConfig) -> Host:
     """The peer host: the one of --peer, or the local one again, looped back. It survives a restart of its agent."""
-    return _rdma_session.peer
+    from pytest_rdma import running
+
+    return running.open_session(pytestconfig, rdma_config).peer
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ def header(session: RdmaSession, *, verbose: bool) -> list[str]:
             f"rd_atomic {rail.rd_atomic}, timeout scale {scale.value:g} ({scale.word})"
         )
         lines += [f"rdma: {reason}" for reason in rail.reasons]
-        lines += [f"rdma: {_host(host)}" for host in ((local,) if session.one_process else (local, peer))]
+        for host in (local,) if session.one_process else (local, peer):
+            lines += [f"rdma: {text}" for text in (_host(host), *getattr(host, "notes", ()))]
         if config.lab.value:
             lines.append(f"rdma: lab {session.lab().description}")
     return lines
@@ -52,8 +53,9 @@ def _word(settings: tuple[Setting[Any], ...]) -> str:
 
 def _host(host: Host) -> str:
     info = host.info
+    name = host.name if host.name == info.hostname else f"{host.name}: {info.hostname}"
     return (
-        f"{host.name}: {info.hostname}, kernel {info.kernel} {info.machine}, rdma-core {info.rdma_core}, "
+        f"{name}: kernel {info.kernel} {info.machine}, rdma-core {info.rdma_core}, "
         f"pyverbs {info.pyverbs}, Python {info.python} {info.executable}"
     )
 
@@ -91,6 +93,10 @@ def sections(session: RdmaSession, error: BaseException) -> list[tuple[str, str]
     found: list[tuple[str, str]] = []
     if session.rail.made is not None:
         found.append(("rdma", "\n".join(header(session, verbose=True))))
+    for host in session.hosts.made or ():
+        text = host.stderr_tail() if hasattr(host, "stderr_tail") else ""
+        if text.strip():
+            found.append((f"stderr of the agent on {host.name}", text))
     there = getattr(error, "remote_traceback", None)
     if there:
         found.append((f"traceback on {getattr(error, 'host', None) or 'the host'}", there))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_rdma.config import RdmaConfig, Setting, Source
-from pytest_rdma.errors import RdmaError
+from pytest_rdma.errors import RdmaError, RdmaUsageError
 
 if TYPE_CHECKING:
     from pytest_rdma.endpoint import CQ, PD, Endpoint
@@ -181,7 +181,7 @@ class RdmaSession:
         self.lab = Once(self._obtain_lab) if lab is None else Once(lambda: lab)
         self._booting: LabBoot | None = None
         self._opened: list[Host] = []
-        self._generations: list[int] = []
+        self._generations = [0, 0]
         self._derived: list[RdmaSession] = []
         self._pd: PD | None = None
         self._broken: RdmaError | None = None
@@ -206,12 +206,21 @@ class RdmaSession:
         self._booting = LabBoot(self.config.timeout_scale.value)
 
     def for_config(self, config: RdmaConfig) -> RdmaSession:
-        """Return this session, or, for an `rdma_config` of the user's own, one that shares its lab and run."""
+        """Return this session, or, for an `rdma_config` of the user's own, another on the same hosts.
+
+        The fixtures of the hosts last for the whole run, so one run has one pair of hosts.
+        """
         for session in (self, *self._derived):
             if session.config == config:
                 return session
-        self._derived.append(RdmaSession(config, self.run_id, self.lab() if self.config.lab.value else None))
-        return self._derived[-1]
+        opened = next((session for session in (self, *self._derived) if session.hosts.made), None)
+        derived = RdmaSession(config, self.run_id, self.lab() if config.lab.value else None)
+        if opened is not None:
+            if opened.config.hosts != config.hosts:
+                raise RdmaUsageError("an own rdma_config names other hosts than those that this run has opened already")
+            derived.hosts = opened.hosts
+        self._derived.append(derived)
+        return derived
 
     def prepare(self, test: str) -> None:
         """Make both hosts ready for a test: restart what was lost, take its device again, say which test runs.
@@ -272,7 +281,8 @@ class RdmaSession:
         local, peer = self._make_hosts()
         self._opened = [local, peer]
         in_parallel([host.open for host in self._opened])
-        self._generations = [local.generation, peer.generation]
+        if self.config.peer_exec.value:
+            peer.name = peer.info.hostname  # a command says nothing of where it leads
         return local, peer
 
     def _make_hosts(self) -> tuple[Host, Host]:
