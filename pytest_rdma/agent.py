@@ -29,7 +29,6 @@ CHUNK_BYTES = 1 << 20
 WORKERS = 64
 WRITE_TIMEOUT_S = 60.0
 CLEANUP_S = 5.0
-ORPHAN_S = 15
 PR_SET_PDEATHSIG = 1
 
 
@@ -49,7 +48,7 @@ def main(helper: bytes, settings: bytes) -> None:
     agent = Agent(host, writer)
     try:
         agent.greet()
-        writer.start_heartbeat(wanted["beat_ms"])
+        writer.start_heartbeat(wanted["beat_ms"], wanted["orphan_s"])
         agent.serve(requests)
     finally:
         agent.end()

@@ -50,7 +50,6 @@ STAYS = (
 """The modules of the package that only a controller needs."""
 
 CANDIDATES = ("python3", "/usr/bin/python3")
-BEAT_INTERVAL_S = 0.5
 
 RUN_ARGUMENT = "import sys; exec(sys.argv[1])"
 
@@ -250,7 +249,8 @@ class Bootstrap:
 
     def _failure(self, what: str) -> HostUnreachableError:
         parts = [f"no agent on {self._name}: `{self._stream.description}`: {what}"]
-        junk = " | ".join(self._buffer.decode(errors="replace").split("\n")[:5]).strip()
+        lines = [line.strip() for line in self._buffer.decode(errors="replace").splitlines()]
+        junk = " | ".join(line for line in lines if line)
         if junk:
             parts.append(f"its output: {junk[:400]}")
         errors = self._stream.stderr.last_lines()

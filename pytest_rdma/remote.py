@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 20.0
 BOOTSTRAP_TIMEOUT_S = 60.0
+BEAT_INTERVAL_MS = 500
 SILENCE_LIMIT_S = 6.0
+ORPHAN_S = 10
 OVERDUE_GRACE_S = 5.0
 CLOSE_GRACE_S = 5.0
 INTERRUPT_GRACE_S = 1.0
@@ -340,7 +342,7 @@ class RemoteHost(Host):
         deadline = Deadline(BOOTSTRAP_TIMEOUT_S * self.timeout_scale)
         starting = bootstrap.Bootstrap(stream, self.name, marker, self._python, deadline)
         try:
-            starting.run({"timeout_scale": self.timeout_scale, "beat_ms": int(bootstrap.BEAT_INTERVAL_S * 1000)})
+            starting.run({"timeout_scale": self.timeout_scale, "beat_ms": BEAT_INTERVAL_MS, "orphan_s": ORPHAN_S})
         except BaseException:
             stream.close(0.0)
             stream.release()

@@ -17,7 +17,7 @@ from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaEnvironmentError, errno_text
 from pytest_rdma.known_hosts import KnownHosts
 from pytest_rdma.ssh import SshTarget
-from pytest_rdma.streams import CHUNK_BYTES, Stream, status_text
+from pytest_rdma.streams import CHUNK_BYTES, DRAIN_S, Stream, status_text
 
 try:
     with warnings.catch_warnings():
@@ -329,11 +329,12 @@ class SshStream(Stream):
         self._channel.close()
 
     def release(self) -> None:
-        self._drain.join(SLICE_S * 2)
+        self._drain.join(DRAIN_S)
 
     def exit_text(self, timeout_s: float) -> str:
         if not self._channel.status_event.wait(timeout_s):
             return "no exit status yet"
+        self._drain.join(DRAIN_S)
         status = self._channel.exit_status
         if status >= 0:
             return status_text(status)

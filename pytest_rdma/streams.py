@@ -16,6 +16,7 @@ from pytest_rdma.errors import HostLostError, HostUnreachableError
 
 CHUNK_BYTES = 65536
 TAIL_BYTES = 65536
+DRAIN_S = 1.0
 
 
 class Tail:
@@ -141,7 +142,7 @@ class ProcessStream(Stream):
             self._process.wait(10.0)
 
     def release(self) -> None:
-        self._drain.join(1.0)
+        self._drain.join(DRAIN_S)
         self._stdout.close()
         if not self._drain.is_alive():
             self._stderr.close()
@@ -151,6 +152,7 @@ class ProcessStream(Stream):
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return "its process has not ended"
+        self._drain.join(DRAIN_S)  # its last words belong into the report
         return status_text(status)
 
     def _drain_stderr(self) -> None:

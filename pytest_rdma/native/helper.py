@@ -366,8 +366,12 @@ class FrameWriter:
         if rc:
             raise OSError(-rc, f"cannot write a frame of {len(payload)} bytes to the stream: {errno_text(-rc)}")
 
-    def start_heartbeat(self, interval_ms: int) -> None:
-        """Start to write `{"t":"beat","n":N,"calls":[[id,seconds],...]}`, at once and then each interval."""
+    def start_heartbeat(self, interval_ms: int, orphan_s: int = 0) -> None:
+        """Start to write `{"t":"beat","n":N,"calls":[[id,seconds],...]}`, at once and then each interval.
+
+        With `orphan_s` SIGALRM ends the process that long after the reader is found to be gone.
+        """
+        self._struct.orphan_s = orphan_s
         _check(self._lib.prdma_heartbeat_start(self._address, interval_ms), "start the heartbeat")
 
     def begin_call(self, call_id: int) -> int:

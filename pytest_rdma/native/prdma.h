@@ -126,6 +126,7 @@ struct prdma_writer {
 	_Atomic int32_t lock;
 	_Atomic int32_t stop; /* asks the heartbeat to end */
 	int32_t interval_ms;
+	int32_t orphan_s; /* when the reader is gone the process has this long to end by itself; 0 for ever */
 	int32_t beating;
 	uint64_t thread;
 	uint64_t beats;

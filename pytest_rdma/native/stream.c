@@ -331,6 +331,9 @@ static void *heartbeat(void *argument)
 		while (!atomic_load(&writer->stop) && prdma_now_ns() < next_ns)
 			sleep_on(&writer->stop, 0, next_ns);
 	}
+	/* SIGALRM needs no interpreter: it ends a process whose Python is stuck and cannot hear that nobody is there. */
+	if (writer->orphan_s && !atomic_load(&writer->stop))
+		alarm((unsigned int)writer->orphan_s);
 	return NULL;
 }
 

@@ -149,6 +149,7 @@ class WriterStruct(ctypes.Structure):
         ("lock", c_int32),
         ("stop", c_int32),
         ("interval_ms", c_int32),
+        ("orphan_s", c_int32),
         ("beating", c_int32),
         ("thread", c_uint64),
         ("beats", c_uint64),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sshd import Sshd
+from streams_tools import script, stub_pyverbs
 
 from pytest_rdma.host import Host, LocalHost
 from pytest_rdma.remote import ExecTarget, RemoteHost
@@ -23,39 +22,11 @@ exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
 """
 
 
-def script(path: Path, text: str) -> str:
-    path.write_text(text)
-    path.chmod(0o755)
-    return str(path)
-
-
-def gone(pid: int, seconds: float = 5.0) -> bool:
-    """Wait for the end of a process that need not be a child of ours; a zombie has ended."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
-
-
 @pytest.fixture(scope="session")
 def pythonpath(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return what PYTHONPATH must be for /usr/bin/python3 to import pyverbs: the tests here use no verbs."""
     probe = subprocess.run(["/usr/bin/python3", "-c", "import pyverbs.device"], capture_output=True, check=False)
     return "" if probe.returncode == 0 else str(stub_pyverbs(tmp_path_factory.mktemp("stub")))
-
-
-def stub_pyverbs(folder: Path) -> Path:
-    from pytest_rdma.verbs_library import MODULES
-
-    (folder / "pyverbs").mkdir(parents=True)
-    for name in ("__init__", *MODULES):
-        (folder / "pyverbs" / f"{name}.py").touch()
-    return folder
 
 
 @pytest.fixture(scope="session")

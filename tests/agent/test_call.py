@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import remote_functions
+from streams_tools import script
 
-from conftest import script
 from pytest_rdma.errors import PostError, RdmaUsageError, RemoteError
 from pytest_rdma.host import Host
 from pytest_rdma.remote import RemoteHost

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import remote_functions
 from sshd import Sshd
+from streams_tools import gone
 
-from conftest import gone
 from pytest_rdma import remote
 from pytest_rdma.errors import HostLostError, RdmaUsageError, StaleHandleError, StoppedError
 from pytest_rdma.remote import ExecTarget, RemoteHost
@@ -125,6 +125,20 @@ def test_a_call_that_holds_the_gil_for_long_is_not_a_dead_agent(
     assert host.invoke("process.kill", host.info.pid, 0, timeout_s=0.2) is None
     call.result()
     assert host.lost is None
+
+
+@pytest.mark.parametrize("way", ["process", "paramiko"])
+def test_an_agent_that_is_stuck_in_c_ends_too_when_nobody_listens(
+    open_host: Open, sshd: Sshd, pythonpath: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "OVERDUE_GRACE_S", 0.3)
+    monkeypatch.setattr(remote, "ORPHAN_S", 1)
+    host = open_host(sshd.target() if way == "paramiko" else ExecTarget(f"env PYTHONPATH={pythonpath}"))
+    with pytest.raises(HostLostError, match="outlived its deadline"):
+        host.call(remote_functions.hold_the_gil_for_ever, timeout_s=0.2)
+    stuck = host.info.pid
+    host.ensure()
+    assert gone(stuck)
 
 
 def test_an_op_that_outlives_its_deadline_loses_the_host(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from streams_tools import gone
 
-from conftest import gone
 from pytest_rdma import programs
 from pytest_rdma.errors import DeadlineError, RdmaEnvironmentError, RdmaUsageError
 from pytest_rdma.host import Host, LocalHost
