@@ -205,7 +205,10 @@ class Output:
         while not self._given_up:
             if not poller.poll(DRAIN_GRACE_S * 1000):
                 continue
-            data = os.read(self._pipe.fileno(), 65536)
+            try:
+                data = os.read(self._pipe.fileno(), CHUNK_BYTES)
+            except OSError:  # closed under us, when the end took too long
+                return
             if not data:
                 return
             self.data += data

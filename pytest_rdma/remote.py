@@ -262,6 +262,9 @@ class Link:
             # The reader knows better how it ended, and tells all that wait.
             self._reader.join(READ_SLICE_S * 4)
             self.lose(str(error))
+        except BaseException:
+            self.lose("a request to it was interrupted, and half a frame may have gone out")
+            raise
 
     def _read(self) -> None:
         try:

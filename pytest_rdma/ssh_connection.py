@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_rdma.deadline import Deadline
-from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaEnvironmentError, errno_text
+from pytest_rdma.errors import HostKeyError, HostLostError, HostUnreachableError, RdmaEnvironmentError, errno_text
 from pytest_rdma.known_hosts import KnownHosts
 from pytest_rdma.ssh import SshTarget
 from pytest_rdma.streams import CHUNK_BYTES, DRAIN_S, Stream, status_text
@@ -54,7 +54,10 @@ def connect(target: SshTarget, deadline: Deadline) -> SshConnection:
     try:
         _negotiate(transport, target, known, deadline)
         key = transport.get_remote_server_key()
-        known.check(target.host, target.port, key.get_name(), key.asbytes(), target.host_key_alias)
+        try:
+            known.check(target.host, target.port, key.get_name(), key.asbytes(), target.host_key_alias)
+        except HostKeyError as error:
+            raise HostKeyError("; ".join((str(error), *target.notes))) from None
         _Login(transport, target, deadline).run()
     except BaseException:
         transport.close()

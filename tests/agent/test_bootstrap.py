@@ -66,6 +66,12 @@ def test_a_locale_that_is_not_there(open_host: Open, pythonpath: str) -> None:
     works(host)
 
 
+def test_a_locale_that_is_sent_along(open_host: Open, sshd: Sshd) -> None:
+    client = sshd.ssh_command().replace("ssh ", "env LC_ALL=xx_XX.UTF-8 LC_CTYPE=UTF-8 ssh -o SendEnv=LC_* ", 1)
+    host = open_host(ExecTarget(client))
+    assert b"LC_ALL=xx_XX.UTF-8" in host.run(["env"]).stdout
+
+
 def test_modules_of_the_login_directory_are_not_imported(open_host: Open, pythonpath: str, tmp_path: Path) -> None:
     for name in ("json", "pytest_rdma", "logging", "struct"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the login directory')\n")

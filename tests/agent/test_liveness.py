@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import remote_functions
 from sshd import Sshd
-from streams_tools import gone
+from streams_tools import gone, stub_pyverbs
 
 from pytest_rdma import remote
 from pytest_rdma.errors import HostLostError, RdmaUsageError, StaleHandleError, StoppedError
+from pytest_rdma.host import LocalHost
 from pytest_rdma.remote import ExecTarget, RemoteHost
 
 Open = Callable[..., RemoteHost]
@@ -261,6 +262,21 @@ def test_a_spawned_host_may_be_killed_and_its_parent_lives(open_host: Open, sshd
             host.kill()
     finally:
         spawned.close()
+
+
+def test_a_local_host_spawns_a_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(stub_pyverbs(tmp_path)))
+    host = LocalHost()
+    spawned = host.spawn()
+    try:
+        assert spawned.info.pid != os.getpid()
+        assert spawned.run(["echo", "spawned"]).stdout == b"spawned\n"
+        spawned.kill()  # type: ignore[attr-defined]
+        with within(5), pytest.raises(HostLostError, match="killed by SIGKILL"):
+            spawned.run(["true"])
+    finally:
+        spawned.close()
+        host.close()
 
 
 def test_closing_ends_the_agent_and_is_idempotent(open_host: Open, sshd: Sshd) -> None:

@@ -119,9 +119,9 @@ def test_an_ssh_config_leads_there(
     host = open_host(target)
     assert host.run(["true"]).returncode == 0
     assert "StrictHostKeyChecking no" in host.notes[0]
-    assert "is not known" in refused(
-        open_host, dataclasses.replace(target, known_hosts_files=(str(tmp_path / "none"),)), HostKeyError
-    )
+    text = refused(open_host, dataclasses.replace(target, known_hosts_files=(str(tmp_path / "none"),)), HostKeyError)
+    assert "is not known" in text
+    assert "`StrictHostKeyChecking no`" in text
 
 
 def test_refused_keys_are_named_with_the_user(open_host: Open, sshd: Sshd, tmp_path: Path) -> None:
