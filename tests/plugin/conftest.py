@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
+OTHER_PLUGINS = ("benchmark", "cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail")
+"""What the runs here do without, for each plugin is imported anew in each run."""
+
 
 @pytest.fixture(autouse=True)
-def no_rdma_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_environment(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RDMA_")]:
         monkeypatch.delenv(name)
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in OTHER_PLUGINS))
 
 
 @pytest.fixture
-def without_libraries(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make paramiko and pyverbs impossible to import in the runs of this test."""
+def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make paramiko and pyverbs impossible to import in this test."""
     for name in ("paramiko", "pyverbs"):
-        pytester.makepyfile(**{f"blocked/{name}/__init__": f"raise ImportError('{name} is blocked')"})
-    monkeypatch.setenv("PYTHONPATH", str(pytester.path / "blocked"), prepend=os.pathsep)
+        monkeypatch.setitem(sys.modules, name, None)

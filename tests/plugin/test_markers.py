@@ -53,8 +53,9 @@ def test_markers_are_checked_by_strict_markers(pytester: pytest.Pytester) -> Non
     pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
 
 
-def test_an_unknown_name_ends_a_distributed_run_too(pytester: pytest.Pytester) -> None:
+def test_an_unknown_name_ends_a_distributed_run_too(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xdist")
+    monkeypatch.delenv("PYTEST_ADDOPTS")
     pytester.makepyfile("import pytest\n@pytest.mark.rdma_caps(send_dept=4)\ndef test_one(): pass")
     result = pytester.runpytest_subprocess("-n1")
     assert result.ret != 0

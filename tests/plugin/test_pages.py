@@ -8,7 +8,7 @@ pytestmark = pytest.mark.usefixtures("without_libraries")
 
 
 def test_help_shows_every_option_with_its_default(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--help")
+    result = pytester.runpytest("--help")
     assert result.ret == 0
     text = " ".join(result.stdout.str().split())
     assert "--rdma-mtu=BYTES" in text or "--rdma-mtu BYTES" in text
@@ -18,16 +18,16 @@ def test_help_shows_every_option_with_its_default(pytester: pytest.Pytester) -> 
 
 def test_help_works_although_a_variable_is_wrong(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDMA_MTU", "9000")
-    assert pytester.runpytest_subprocess("--help").ret == 0
+    assert pytester.runpytest("--help").ret == 0
 
 
 def test_markers_are_described(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--markers")
+    result = pytester.runpytest("--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.rdma_caps(?*capabilities): *", "@pytest.mark.rdma_requires(?*names,*"])
 
 
 def test_fixtures_are_described(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--fixtures")
+    result = pytester.runpytest("--fixtures")
     assert result.ret == 0
     result.stdout.fnmatch_lines_random(
         [
@@ -60,7 +60,7 @@ def test_plain_tests_run_and_nothing_heavy_is_imported(pytester: pytest.Pytester
 
 def test_the_plugin_can_be_switched_off(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_one(): pass")
-    pytester.runpytest_subprocess("-p", "no:rdma").assert_outcomes(passed=1)
-    result = pytester.runpytest_subprocess("-p", "no:rdma", "--rdma-lab")
+    pytester.runpytest("-p", "no:rdma").assert_outcomes(passed=1)
+    result = pytester.runpytest("-p", "no:rdma", "--rdma-lab")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*unrecognized arguments: --rdma-lab*"])

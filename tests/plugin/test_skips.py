@@ -37,7 +37,7 @@ def test_plain():
 
 def test_all_skip_with_one_reason_that_says_what_is_lacking_and_what_to_do(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RDMA_TESTS)
-    result = pytester.runpytest_subprocess("-rs")
+    result = pytester.runpytest("-rs")
     result.assert_outcomes(passed=1, skipped=7)
     (line,) = [line for line in result.outlines if line.startswith("SKIPPED")]
     assert line.startswith("SKIPPED [7] ")
@@ -48,7 +48,7 @@ def test_all_skip_with_one_reason_that_says_what_is_lacking_and_what_to_do(pytes
 
 def test_strict_fails_them_with_the_reason_and_no_traceback(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RDMA_TESTS)
-    result = pytester.runpytest_subprocess("--rdma-strict")
+    result = pytester.runpytest("--rdma-strict")
     result.assert_outcomes(passed=1, errors=6, failed=1)
     result.stdout.fnmatch_lines(["*local host has no RDMA*--rdma-lab*"])
     result.stdout.no_fnmatch_line("*plugin.py:*")
@@ -57,12 +57,12 @@ def test_strict_fails_them_with_the_reason_and_no_traceback(pytester: pytest.Pyt
 def test_strict_by_ini_file_counts(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nrdma_strict = true")
     pytester.makepyfile("def test_pair(rdma_pair): pass")
-    pytester.runpytest_subprocess().assert_outcomes(errors=1)
+    pytester.runpytest().assert_outcomes(errors=1)
 
 
 def test_options_that_only_tune_do_not_ask_for_a_device(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RDMA_TESTS)
-    pytester.runpytest_subprocess("--rdma-mtu", "1024").assert_outcomes(passed=1, skipped=7)
+    pytester.runpytest("--rdma-mtu", "1024").assert_outcomes(passed=1, skipped=7)
 
 
 def test_a_mark_to_skip_comes_first(pytester: pytest.Pytester) -> None:
@@ -74,7 +74,7 @@ def test_a_mark_to_skip_comes_first(pytester: pytest.Pytester) -> None:
         def test_pair(rdma_pair): pass
         """
     )
-    pytester.runpytest_subprocess("-rs", "--rdma-strict").stdout.fnmatch_lines(["SKIPPED*for a reason of its own"])
+    pytester.runpytest("-rs", "--rdma-strict").stdout.fnmatch_lines(["SKIPPED*for a reason of its own"])
 
 
 def test_the_skip_is_decided_before_any_other_fixture(pytester: pytest.Pytester) -> None:
@@ -89,13 +89,13 @@ def test_the_skip_is_decided_before_any_other_fixture(pytester: pytest.Pytester)
         def test_pair(costly, rdma_pair): pass
         """
     )
-    pytester.runpytest_subprocess().assert_outcomes(skipped=1)
+    pytester.runpytest().assert_outcomes(skipped=1)
 
 
 def test_a_device_asked_for_ends_the_run_with_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RDMA_TESTS)
     for arguments in (["--rdma-device", "rxe0"], ["--rdma-device", "rxe0", "-q"]):
-        result = pytester.runpytest_subprocess(*arguments)
+        result = pytester.runpytest(*arguments)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         (line,) = [line for line in result.errlines if line.startswith("ERROR: ")]
         assert line.startswith("ERROR: rdma: local host has no RDMA")
