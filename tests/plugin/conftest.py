@@ -7,6 +7,11 @@ import sys
 
 import pytest
 
+from pytest_rdma import host, running
+
+PRELOADED = (running, host.LocalHost())
+"""What a run imports later than the plugin itself: pytester forgets after each run what was imported in it."""
+
 OTHER_PLUGINS = ("benchmark", "cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail")
 """What the runs here do without, for each plugin is imported anew in each run."""
 
