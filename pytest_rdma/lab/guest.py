@@ -48,22 +48,15 @@ def command(image: Image, directory: Path, number: int, port: int, accel: str) -
         *("-device", "virtio-blk-pci,drive=root"),
         *("-netdev", f"user,id=control,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:22"),
         *("-device", f"virtio-net-pci,netdev=control,romfile=,mac=52:54:00:0c:00:0{number}"),
-        # The wire, and both fabric NICs, meet in a hub.
-        *("-netdev", _wire(directory, number, other), "-netdev", "hubport,id=wire-port,hubid=0,netdev=wire"),
-        *_fabric_nic("fabric", f"52:54:00:fa:00:0{number}"),
-        *_fabric_nic("fabric1", f"52:54:00:fb:00:0{number}"),
+        *("-netdev", _wire(directory, number, other)),
+        *("-device", f"virtio-net-pci,netdev=fabric,romfile=,mac=52:54:00:fa:00:0{number},host_mtu=9000"),
     ]
-
-
-def _fabric_nic(name: str, mac: str) -> tuple[str, ...]:
-    device = f"virtio-net-pci,netdev={name},romfile=,mac={mac},host_mtu=9000"
-    return ("-netdev", f"hubport,id={name},hubid=0", "-device", device)
 
 
 def _wire(directory: Path, number: int, other: int) -> str:
     ends = (("local", number), ("remote", other))
     sockets = (f"{end}.type=unix,{end}.path={directory}/fabric{which}" for end, which in ends)
-    return f"dgram,id=wire,{','.join(sockets)}"
+    return f"dgram,id=fabric,{','.join(sockets)}"
 
 
 class Guest:
