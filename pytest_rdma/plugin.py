@@ -104,9 +104,10 @@ def session(config: pytest.Config) -> RdmaSession:
     if SESSION not in config.stash:
         from pytest_rdma.session import LabFacts, RdmaSession
 
-        shared: dict[str, Any] = getattr(config, "workerinput", {}).get("rdma", {})
-        lab = LabFacts.from_plain(shared["lab"]) if shared.get("lab") else None
-        config.stash[SESSION] = RdmaSession(configuration(config), shared.get("run_id"), lab)
+        worker: dict[str, Any] = getattr(config, "workerinput", {})
+        shared = worker.get("rdma", {"run_id": worker.get("testrunuid"), "lab": None})
+        lab = LabFacts.from_plain(shared["lab"]) if shared["lab"] else None
+        config.stash[SESSION] = RdmaSession(configuration(config), shared["run_id"], lab)
     return config.stash[SESSION]
 
 
@@ -148,11 +149,10 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Hand to a worker of pytest-xdist which run it belongs to, and the lab, which the controller boots."""
     config: pytest.Config = node.config
-    shared: dict[str, Any] = {"run_id": session(config).run_id, "lab": None}
-    if connects_early(config) and configuration(config).lab.value:
-        connect(config)
-        shared["lab"] = session(config).lab().to_plain()
-    node.workerinput["rdma"] = shared
+    if connects_early(config):
+        opened = connect(config)
+        lab = opened.lab().to_plain() if opened.config.lab.value else None
+        node.workerinput["rdma"] = {"run_id": opened.run_id, "lab": lab}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

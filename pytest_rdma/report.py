@@ -90,13 +90,10 @@ def lacking(session: RdmaSession, names: tuple[str, ...], minimums: dict[str, in
 
 def sections(session: RdmaSession, error: BaseException) -> list[tuple[str, str]]:
     """Return the report sections of a failed test: both ends, and the traceback on the host where it failed."""
-    found: list[tuple[str, str]] = []
-    if session.rail.made is not None:
-        found.append(("rdma", "\n".join(header(session, verbose=True))))
-    for host in session.hosts.made or ():
-        text = host.stderr_tail() if hasattr(host, "stderr_tail") else ""
-        if text.strip():
-            found.append((f"stderr of the agent on {host.name}", text))
+    if session.rail.made is None:
+        return []
+    found = [("rdma", "\n".join(header(session, verbose=False)))]
+    found += [(f"stderr of the agent on {name}", text) for name, text in session.new_stderr().items()]
     there = getattr(error, "remote_traceback", None)
     if there:
         found.append((f"traceback on {getattr(error, 'host', None) or 'the host'}", there))

@@ -185,6 +185,7 @@ class RdmaSession:
         self._derived: list[RdmaSession] = []
         self._pd: PD | None = None
         self._broken: RdmaError | None = None
+        self._stderr_before: list[tuple[str, str]] = []
 
     @property
     def local(self) -> Host:
@@ -239,6 +240,15 @@ class RdmaSession:
                 self._broken = error
                 raise
             host.current_test = test
+        self._stderr_before = self._stderr_tails()
+
+    def new_stderr(self) -> dict[str, str]:
+        """Return what the agents have on their standard error, by host, of those that wrote since the test began."""
+        tails = zip(self._stderr_tails(), self._stderr_before)
+        return {name: text for (name, text), before in tails if (name, text) != before and text.strip()}
+
+    def _stderr_tails(self) -> list[tuple[str, str]]:
+        return [(host.name, host.stderr_tail() if hasattr(host, "stderr_tail") else "") for host in self.hosts()]
 
     def pd(self) -> PD:
         """Return the PD of the local host's device; made anew when the host was restarted."""

@@ -92,8 +92,12 @@ EXAMPLES = {
 
         kept = []
 
-        def test_fails(rdma_pair):
-            rdma_pair.peer.poll(timeout_s=0.1)
+        def complain():
+            os.write(2, b"the provider complains\\n")
+
+        def test_fails(rdma_pair, rdma_peer):
+            rdma_peer.call(complain)
+            rdma_pair.peer.poll(timeout_s=0.5)
 
         def die():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -196,8 +200,16 @@ def test_junit_properties_tell_both_ends(ran: Ran) -> None:
 def test_a_failed_test_shows_both_hosts_and_the_traceback_over_there(ran: Ran) -> None:
     assert ran.outcome("test_fails") == "failure"
     pytest.LineMatcher(ran.text.splitlines()).fnmatch_lines(
-        ["*_ test_fails _*", "*- rdma -*", "rdma: host1 rxe0/1 *; peer host2 rxe0/1 *", "*- traceback on host2 -*"]
+        [
+            "*_ test_fails _*",
+            "*- rdma -*",
+            "rdma: host1 rxe0/1 *; peer host2 rxe0/1 *",
+            "*- stderr of the agent on host2 -*",
+            "the provider complains",
+            "*- traceback on host2 -*",
+        ]
     )
+    assert ran.text.count("- stderr of the agent on") == 1, "later tests report only what is new"
 
 
 def test_after_an_agent_was_killed_the_next_test_has_a_new_one(ran: Ran) -> None:
