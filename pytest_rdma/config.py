@@ -67,6 +67,7 @@ class RdmaConfig:
     ack_timeout: Setting[int] = Setting(14)
     lab: Setting[bool] = Setting(False)
     strict: Setting[bool] = Setting(False)
+    full: Setting[bool] = Setting(False)
     timeout_scale: Setting[float] = Setting(1.0)
 
     @property

@@ -261,6 +261,14 @@ OPTIONS: tuple[Option, ...] = (
         "off",
     ),
     Option(
+        "full",
+        ("--rdma-full",),
+        None,
+        _switch,
+        "Run the whole product of parameters in suites that by default run a pairwise cover.",
+        "off",
+    ),
+    Option(
         "timeout_scale",
         ("--rdma-timeout-scale",),
         "FACTOR",

@@ -1,13 +1,20 @@
-"""The fixtures that the suites share: the sizes and the two directions."""
+"""The parameters that the suites share, and how they are combined.
+
+A test that takes several of `size_bytes`, `direction`, `signaled` runs for a pairwise cover of them, and of what its
+marker `combined(name=(value, ...))` adds; with --rdma-full for the whole product.
+"""
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import pytest
+from pairwise import pairwise_cover, whole_product
 from targets import LARGEST_BYTES, Direction
 
 from pytest_rdma import Pair
+from pytest_rdma.plugin import configuration
 
 SIZES: dict[str, Callable[[int], int]] = {
     "0": lambda mtu: 0,
@@ -19,17 +26,44 @@ SIZES: dict[str, Callable[[int], int]] = {
     "64KiB": lambda mtu: 64 << 10,
     "1MiB": lambda mtu: LARGEST_BYTES,
 }
+SHARED: dict[str, Sequence[str]] = {
+    "size_bytes": tuple(SIZES),
+    "direction": ("local-to-peer", "peer-to-local"),
+    "signaled": ("signaled", "unsignaled"),
+}
 
 
-@pytest.fixture(params=SIZES)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "combined(name=(value, ...)): further parameters of the pairwise cover")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parameters: dict[str, Sequence[Any]] = {
+        name: values for name, values in SHARED.items() if name in metafunc.fixturenames
+    }
+    for marker in metafunc.definition.iter_markers("combined"):
+        parameters.update(marker.kwargs)
+    if parameters:
+        combine = whole_product if configuration(metafunc.config).full.value else pairwise_cover
+        shared = [name for name in parameters if name in SHARED]
+        metafunc.parametrize(list(parameters), combine(parameters), indirect=shared)
+
+
+@pytest.fixture
 def size_bytes(request: pytest.FixtureRequest, rdma_pair: Pair) -> int:
     """The size of a message: zero, around the path MTU of this pair, and large."""
     return SIZES[request.param](rdma_pair.attributes.mtu)
 
 
-@pytest.fixture(params=["local-to-peer", "peer-to-local"])
+@pytest.fixture
 def direction(request: pytest.FixtureRequest, rdma_pair: Pair) -> Direction:
     """Both directions of a pair."""
     if request.param == "local-to-peer":
         return Direction(rdma_pair.local, rdma_pair.peer)
     return Direction(rdma_pair.peer, rdma_pair.local)
+
+
+@pytest.fixture
+def signaled(request: pytest.FixtureRequest) -> bool:
+    """Whether the request that is tested asks for a completion of its own."""
+    return bool(request.param == "signaled")
