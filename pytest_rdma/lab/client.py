@@ -24,14 +24,20 @@ from pytest_rdma.lab.supervisor import Task, argument
 
 ANSWER_S = 200.0
 DOWN_S = 20.0
+# A socket of a lab adds its name and that of its directory, and the kernel allows 107 bytes.
+LONGEST_DIRECTORY = 107 - len("/lab-12345678/fabric1")
 UP = "up"
 PRIVATE = "lab-"
 
 
 def runtime_directory() -> Path:
     """Return the directory of this user's labs: private, short enough for the paths of sockets, gone after a reboot."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.access(base, os.W_OK):
+        base = tempfile.gettempdir()
     directory = Path(base) / f"pytest-rdma-{os.getuid()}"
+    if len(str(directory)) > LONGEST_DIRECTORY:
+        raise RdmaEnvironmentError(f"{directory} is too long for the paths of sockets: set XDG_RUNTIME_DIR or TMPDIR")
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     status = directory.lstat()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 
@@ -36,6 +37,8 @@ def missing(*purposes: str) -> dict[str, str]:
 
 def require(*purposes: str) -> None:
     """Raise an RdmaEnvironmentError that names what is missing and how to get it."""
+    if platform.machine() != "x86_64":
+        raise RdmaEnvironmentError(f"the lab's guests are x86-64 machines; this one is {platform.machine()}")
     lacking = missing(*purposes)
     if lacking:
         packages = " ".join(sorted(set(lacking.values())))

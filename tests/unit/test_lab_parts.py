@@ -207,6 +207,28 @@ def test_directory_of_another_user_or_open_to_others_is_refused() -> None:
         client.runtime_directory()
 
 
+def test_directory_too_long_for_sockets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with pytest.raises(RdmaEnvironmentError, match="too long"):
+        client.runtime_directory()
+
+
+def test_runtime_directory_that_is_not_there_is_replaced_by_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert client.runtime_directory().parent == tmp_path
+
+
+def test_machine_of_another_architecture_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(RdmaEnvironmentError, match="x86-64 machines; this one is aarch64"):
+        requirements.require("boot")
+
+
 def test_supervisor_that_dies_at_once_gives_its_last_word(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     (tmp_path / "supervisor.log").write_text("Traceback\nOSError: no space left\n\n")
