@@ -1,4 +1,4 @@
-"""The programs that the lab needs on the controller, and the packages that bring them.
+"""The programs and files that the lab needs on the controller, and the packages that bring them.
 
 `python -m pytest_rdma.lab.requirements` prints the packages that are missing, one a line.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+from pathlib import Path
 
 from pytest_rdma.errors import RdmaEnvironmentError
+from pytest_rdma.lab import recipe
 
-# program: (package, when it is needed)
-PROGRAMS = {
+# program, or file: (package, when it is needed)
+NEEDED = {
     "qemu-system-x86_64": ("qemu-system-x86", "boot"),
     "setpriv": ("util-linux", "boot"),
     "ssh": ("openssh-client", "boot"),
@@ -22,17 +24,23 @@ PROGRAMS = {
     "zstd": ("zstd", "build"),
     "xz": ("xz-utils", "build"),
     "apt-get": ("apt", "build"),
+    # An old package lacks the key of the newer release.
+    f"/usr/share/keyrings/debian-archive-{recipe.SUITE}-stable.gpg": ("debian-archive-keyring", "build"),
 }
 
 
 def missing(*purposes: str) -> dict[str, str]:
-    """Return the missing programs with their packages, of the purposes `boot` and `build` or, without any, of all."""
+    """Return what is missing with its packages, of the purposes `boot` and `build` or, without any, of all."""
     wanted = purposes or ("boot", "build")
     return {
         program: package
-        for program, (package, purpose) in PROGRAMS.items()
-        if purpose in wanted and shutil.which(program) is None
+        for program, (package, purpose) in NEEDED.items()
+        if purpose in wanted and not _found(program)
     }
+
+
+def _found(name: str) -> bool:
+    return Path(name).exists() if name.startswith("/") else shutil.which(name) is not None
 
 
 def require(*purposes: str) -> None:
