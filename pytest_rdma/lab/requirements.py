@@ -1,13 +1,12 @@
 """The programs and files that the lab needs on the controller, and the packages that bring them.
 
-`python -m pytest_rdma.lab.requirements` prints the packages that are missing, one a line.
+`python -m pytest_rdma.lab` prints the packages that are missing, one a line.
 """
 
 from __future__ import annotations
 
 import platform
 import shutil
-import sys
 from pathlib import Path
 
 from pytest_rdma.errors import RdmaEnvironmentError
@@ -33,9 +32,7 @@ def missing(*purposes: str) -> dict[str, str]:
     """Return what is missing with its packages, of the purposes `boot` and `build` or, without any, of all."""
     wanted = purposes or ("boot", "build")
     return {
-        program: package
-        for program, (package, purpose) in NEEDED.items()
-        if purpose in wanted and not _found(program)
+        program: package for program, (package, purpose) in NEEDED.items() if purpose in wanted and not _found(program)
     }
 
 
@@ -60,7 +57,3 @@ def main() -> int:
     for package in sorted(set(missing().values())):
         print(package)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
