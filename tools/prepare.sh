@@ -13,34 +13,48 @@ as_root() {
     fi
 }
 
-# name of a file that shows the package is there | package | why
-apt_needs() {
+# a file that shows the package is there | the package | why it is needed
+base_packages() {
     cat <<'LIST'
 /usr/bin/python3|python3|pytest runs on it
-/usr/lib/python3/dist-packages/ensurepip-or-venv|python3-venv|the project lives in a virtual environment of its own
-/usr/bin/qemu-system-x86_64|qemu-system-x86|the lab is two virtual machines
-/usr/bin/mmdebstrap|mmdebstrap|builds the root file system of the lab
-/usr/bin/ssh|openssh-client|ssh and ssh-keygen for the lab
-/usr/bin/cc|gcc|compiles the native helper
-/usr/include/stdlib.h|libc6-dev|compiles the native helper
-/usr/include/infiniband/verbs.h|libibverbs-dev|compiles the native helper
+/usr/bin/cc|gcc|it compiles the native helper
+/usr/include/stdlib.h|libc6-dev|the native helper is compiled with it
+/usr/include/infiniband/verbs.h|libibverbs-dev|the native helper is compiled with it
 LIST
 }
 
-install_apt_packages() {
-    local missing=() file package why
-    while IFS='|' read -r file package why; do
-        case $package in
-        python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null && continue ;;
-        *) [ -e "$file" ] && continue ;;
-        esac
-        echo "missing: $package ($why)"
-        missing+=("$package")
-    done < <(apt_needs; "${extra_apt_needs[@]:-true}")
-    [ ${#missing[@]} = 0 ] && return
-    say "installing with apt-get: ${missing[*]}"
+missing_packages() { # functions that list packages as base_packages does
+    local list file package why
+    for list in "$@"; do
+        while IFS='|' read -r file package why; do
+            [ -e "$file" ] || echo "$package|$why"
+        done < <($list)
+    done
+    [ -x .venv/bin/python ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||
+        echo "python3-venv|the project lives in a virtual environment of its own"
+}
+
+lab_packages() {
+    python3 -m pytest_rdma.lab | sed 's/$/|the lab is two virtual machines of Debian, built here/'
+}
+
+apt_install() { # lines of package|why
+    local line packages=()
+    for line in "$@"; do
+        echo "missing: ${line%%|*} (${line#*|})"
+        packages+=("${line%%|*}")
+    done
+    say "installing with apt-get: ${packages[*]}"
     as_root apt-get update -q
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${packages[@]}"
+}
+
+install_packages() { # functions that list packages; the lab's own list needs python3, so it comes second
+    local lines
+    mapfile -t lines < <(missing_packages "$@")
+    [ ${#lines[@]} = 0 ] || apt_install "${lines[@]}"
+    mapfile -t lines < <(lab_packages)
+    [ ${#lines[@]} = 0 ] || apt_install "${lines[@]}"
 }
 
 # The stamp holds what the environment was made from: a second run finds it and installs nothing.
