@@ -9,8 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_rdma.cm import CMConnection, CMListener, CMPair, CMRequest
     from pytest_rdma.endpoint import Buffer, Endpoint
     from pytest_rdma.errors import (
+        CMError,
         CompletionError,
         DataMismatchError,
         DeadlineError,
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
     from pytest_rdma.status import WCStatus
 
 _HOMES = {
+    "pytest_rdma.cm": ("CMConnection", "CMListener", "CMPair", "CMRequest"),
     "pytest_rdma.endpoint": ("Buffer", "Endpoint"),
     "pytest_rdma.errors": (
+        "CMError",
         "CompletionError",
         "DataMismatchError",
         "DeadlineError",
@@ -72,6 +76,11 @@ __all__ = [
     "Access",
     "AsyncEvent",
     "Buffer",
+    "CMConnection",
+    "CMError",
+    "CMListener",
+    "CMPair",
+    "CMRequest",
     "Completion",
     "CompletionError",
     "DataMismatchError",

@@ -99,6 +99,23 @@ class CompletionError(RdmaError):
         super().__init__(message, completions=list(completions), **fields)
 
 
+class CMError(RdmaError):
+    """rdma_cm reported an event that ends the attempt to connect; `private_data` is that of a rejection.
+
+    `event` is its name in `rdma_cm_event_type` without the prefix; `status` is a negative errno, or the reason of a
+    REJECTED.
+    """
+
+    event: str
+    status: int
+    private_data: bytes
+
+    def __init__(
+        self, message: str = "", *, event: str = "", status: int = 0, private_data: bytes = b"", **fields: Any
+    ) -> None:
+        super().__init__(message, event=event, status=status, private_data=private_data, **fields)
+
+
 class DataMismatchError(RdmaError, AssertionError):
     """Bytes in a buffer are not what they must be; `offset` is the first that differs."""
 

@@ -10,6 +10,7 @@ import pytest
 from pytest_rdma import plugin
 
 if TYPE_CHECKING:
+    from pytest_rdma.cm import CMPair
     from pytest_rdma.config import RdmaConfig
     from pytest_rdma.endpoint import CQ, PD, Buffer, Endpoint
     from pytest_rdma.host import Host
@@ -167,6 +168,21 @@ def rdma_pairs(
 def rdma_pair(rdma_pairs: Callable[..., Pair]) -> Pair:
     """A connected RC pair: ``.local`` and ``.peer`` are its endpoints; capabilities by the marker rdma_caps."""
     return rdma_pairs()
+
+
+@pytest.fixture
+def rdma_cm_pair(
+    request: pytest.FixtureRequest, _rdma_session: RdmaSession, rdma_local: Host, rdma_peer: Host, _rdma_made: list[Any]
+) -> CMPair:
+    """A pair as rdma_pair gives, connected by rdma_cm: the peer listens on the address of its GID row, the local end
+    dials, and private data carries the keys of both buffers.
+    """
+    from pytest_rdma.running import marked_caps
+
+    pair = _rdma_session.cm_pair(rdma_local, rdma_peer, marked_caps(request.node))
+    _rdma_made.append(pair)
+    pair.connect()
+    return pair
 
 
 def close_made(made: list[Any], test_failed: bool) -> None:

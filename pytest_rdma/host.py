@@ -37,6 +37,7 @@ OP_MODULES = (
     "verbs_create",
     "verbs_queue",
     "verbs_post",
+    "verbs_cm",
     "programs",
     "shipping",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import RdmaUsageError
@@ -12,6 +12,7 @@ from pytest_rdma.host import Call, Host, LocalHost, close_all
 from pytest_rdma.model import ConnectionAttributes, EndpointCaps, ExchangeRecord
 from pytest_rdma.rail import Rail, RailEnd, check_mtu
 
+PairT = TypeVar("PairT", bound="Pair")
 Overrides = dict[str, dict[str, Any]]
 SIDES = ("local", "peer")
 ATTRIBUTE_NAMES = {one.name for one in fields(ConnectionAttributes)}
@@ -29,7 +30,9 @@ class Pair:
         local.pair = peer.pair = self
 
     @classmethod
-    def create(cls, local: Host, peer: Host, rail: Rail, caps: EndpointCaps | None = None, **attributes: Any) -> Pair:
+    def create(
+        cls: type[PairT], local: Host, peer: Host, rail: Rail, caps: EndpointCaps | None = None, **attributes: Any
+    ) -> PairT:
         """Make both endpoints, in INIT; `attributes` override those that the rail gives, by their names."""
         unknown = sorted(set(attributes) - ATTRIBUTE_NAMES)
         if unknown:

@@ -15,6 +15,7 @@ from pytest_rdma.config import RdmaConfig, Setting, Source
 from pytest_rdma.errors import RdmaError, RdmaUsageError
 
 if TYPE_CHECKING:
+    from pytest_rdma.cm import CMPair
     from pytest_rdma.endpoint import CQ, PD, Endpoint
     from pytest_rdma.host import Host
     from pytest_rdma.lab import Booting, Lab, LabHost
@@ -260,9 +261,17 @@ class RdmaSession:
         """Return a pair that is not yet connected, with the attributes that the options ask for."""
         from pytest_rdma.pairing import Pair
 
+        return Pair.create(local, peer, self.rail(), caps, **self._attributes())
+
+    def cm_pair(self, local: Host, peer: Host, caps: EndpointCaps | None = None) -> CMPair:
+        """Return what `pair` does, to be connected by rdma_cm."""
+        from pytest_rdma.cm import CMPair
+
+        return CMPair.create(local, peer, self.rail(), caps, **self._attributes())
+
+    def _attributes(self) -> dict[str, int]:
         names = ("sl", "traffic_class", "pkey_index", "retry_count", "rnr_retry", "ack_timeout")
-        attributes = {name: getattr(self.config, name).value for name in names}
-        return Pair.create(local, peer, self.rail(), caps, **attributes)
+        return {name: getattr(self.config, name).value for name in names}
 
     def close(self) -> None:
         """End the agents, then the lab if it is this run's own; idempotent. The first error is raised last."""
