@@ -25,7 +25,7 @@ from pytest_rdma.errors import RdmaError, to_plain
 from pytest_rdma.host import LocalHost
 from pytest_rdma.verbs_library import pyverbs
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 65536  # what a pipe holds; for more, os.read maps and unmaps a buffer each time
 WORKERS = 64
 WRITE_TIMEOUT_S = 60.0
 CLEANUP_S = 5.0
