@@ -38,11 +38,9 @@ def call(host: Host, function: Function, *args: Any, timeout_s: float = 30.0, **
     known = _shipped.setdefault(host, set())
     key = (host.generation, spec["digest"])
     sent = {**spec, "source": None} if key in known else spec
-    try:
-        return host.invoke("call.run", sent, list(args), kwargs, timeout_s=timeout_s)
-    finally:
-        if key[0] == host.generation:
-            known.add(key)
+    value = host.invoke("call.run", sent, list(args), kwargs, timeout_s=timeout_s)
+    known.add(key)  # only now is it certain that the source has arrived
+    return value
 
 
 def submit_call(host: Host, function: Function, *args: Any, timeout_s: float = 30.0, **kwargs: Any) -> Call:

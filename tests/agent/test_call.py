@@ -42,6 +42,13 @@ def test_the_source_is_shipped_once(agent: RemoteHost, monkeypatch: pytest.Monke
     assert [spec["source"] is None for spec in sent][1:] == [True, True]
 
 
+def test_a_call_that_could_not_be_sent_does_not_count_as_shipped(open_host: Callable[..., RemoteHost]) -> None:
+    host = open_host()
+    with pytest.raises(RdmaUsageError, match="cannot cross"):
+        host.call(remote_functions.add, object(), 1)
+    assert host.call(remote_functions.add, 1, 1) == 2
+
+
 def test_a_function_of_the_standard_library_runs_as_it_is(host: Host) -> None:
     assert isinstance(host.call("os:getpid"), int)
     assert host.call(os.path.basename, "/a/b") == "b"
