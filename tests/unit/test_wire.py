@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -109,6 +110,15 @@ def test_a_dict_that_looks_like_a_tag_arrives_as_a_dict() -> None:
 def test_what_is_not_plain_data_is_refused_by_name(value: Any) -> None:
     with pytest.raises(RdmaUsageError, match="host2"):
         wire.encode([value], Remote())
+
+
+def test_a_class_of_the_users_own_is_not_taken_for_ours_of_that_name() -> None:
+    @dataclass
+    class Sge:
+        addr: int
+
+    with pytest.raises(RdmaUsageError, match=r"Sge cannot cross"):
+        wire.encode(Sge(1), Remote())
 
 
 def test_a_handle_arrives_as_the_owners_live_object() -> None:
