@@ -230,9 +230,9 @@ class Link:
             if self.lost is None:
                 self.lost = cause
             pending, self._pending = list(self._pending.values()), {}
-        self.stream.end_input()
         for call in pending:
             call.settle(error=self._loss(call))
+        self.stream.end_input()  # last: it waits for a writer that is stuck
 
     def close(self, grace_s: float) -> None:
         """End the agent; idempotent."""

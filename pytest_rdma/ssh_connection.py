@@ -33,6 +33,7 @@ except ImportError as missing:
 LOG = "pytest_rdma.ssh"
 KEEPALIVE_S = 15
 SLICE_S = 0.5
+UNTAKEN_MS = 20_000
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 KEY_CLASSES = (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey)
 RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")
@@ -47,6 +48,8 @@ def connect(target: SshTarget, deadline: Deadline) -> SshConnection:
     sock = _dial(target, deadline)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # paramiko writes for as long as it takes, and holds a lock meanwhile: the kernel must end what is not taken.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNTAKEN_MS)
         transport = paramiko.Transport(sock)
     except BaseException:
         sock.close()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import remote_functions
 from sshd import Sshd
 from streams_tools import gone, stub_pyverbs
 
-from pytest_rdma import remote
+from pytest_rdma import remote, ssh_connection
 from pytest_rdma.errors import HostLostError, RdmaUsageError, StaleHandleError, StoppedError
 from pytest_rdma.host import LocalHost
 from pytest_rdma.remote import ExecTarget, RemoteHost
@@ -288,6 +290,32 @@ def test_closing_ends_the_agent_and_is_idempotent(open_host: Open, sshd: Sshd) -
     assert not Path(there).exists()
     with pytest.raises(RdmaUsageError, match="host2 is not open"):
         host.run(["true"])
+
+
+def test_a_connection_that_takes_nothing_is_given_up(
+    open_host: Open, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped sshd stands for a host that has lost power; a small buffer lets the writer be stuck in paramiko."""
+    dial = ssh_connection._dial
+
+    def dial_with_small_buffer(*args: Any) -> socket.socket:
+        dialled = dial(*args)
+        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return dialled
+
+    monkeypatch.setattr(ssh_connection, "_dial", dial_with_small_buffer)
+    monkeypatch.setattr(ssh_connection, "UNTAKEN_MS", 4000)
+    monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 2.0)
+    host = open_host(sshd.target())
+    session = int(Path(f"/proc/{host.info.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(session, signal.SIGSTOP)
+    try:
+        with within(20):
+            with pytest.raises(HostLostError):
+                host.invoke("file.write", "x", 0, b"x" * (16 << 20), 0o600, timeout_s=60)
+            host.close()
+    finally:
+        os.kill(session, signal.SIGCONT)
 
 
 def test_a_request_to_an_agent_that_reads_nothing_is_given_up(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
