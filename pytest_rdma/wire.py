@@ -115,7 +115,7 @@ def _plain(value: Any, host: Any) -> Any:
         return _plain_dict(value, host)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$b": base64.b64encode(value).decode()}
-    if _CLASSES.get(type(value).__name__) is type(value):
+    if type(value) in _CLASSES.values():
         values = [_plain(getattr(value, field.name), host) for field in dataclasses.fields(value)]
         return {"$d": type(value).__name__, "v": values}
     if callable(getattr(value, "describe", None)):
