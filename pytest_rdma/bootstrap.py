@@ -244,7 +244,7 @@ class Bootstrap:
                 "pyverbs: name one with --peer-python"
             )
         if self._deadline.passed:
-            return self._failure(f"nothing more came within {self._deadline.timeout_s:g} s, {when}")
+            return self._failure(f"time was up after {self._deadline.timeout_s:g} s, {when}")
         return self._failure(f"it ended with {self._stream.exit_text(2.0)} {when}")
 
     def _failure(self, what: str) -> HostUnreachableError:

@@ -179,18 +179,23 @@ def status_text(status: int) -> str:
 
 
 def read_until(stream: Stream, buffer: bytearray, wanted: bytes, deadline: Deadline) -> int:
-    """Read into `buffer` until `wanted` is in it, and return where; -1 when the stream ends or time is up before."""
-    searched = 0
+    """Read into `buffer` until `wanted` is in it, and return where; -1 when the stream ends or time is up before.
+
+    Of what comes before, the last `TAIL_BYTES` are kept: a stream may go on for ever without it.
+    """
+    fresh = len(buffer)
     while True:
-        found = buffer.find(wanted, max(0, searched - len(wanted)))
+        found = buffer.find(wanted, max(0, len(buffer) - fresh - len(wanted)))
         if found >= 0:
             return found
-        searched = len(buffer)
-        data = stream.read(min(0.5, deadline.remaining_s))
-        if data:
-            buffer += data
-        elif data == b"" or deadline.passed:
+        del buffer[:-TAIL_BYTES]
+        if deadline.passed:
             return -1
+        data = stream.read(min(0.5, deadline.remaining_s))
+        if data == b"":
+            return -1
+        fresh = len(data or b"")
+        buffer += data or b""
 
 
 def _readable(fd: int, timeout_s: float) -> bool:
