@@ -103,17 +103,17 @@ def open_session(config: pytest.Config, wanted: RdmaConfig) -> RdmaSession:
 
 
 def _give_up(config: pytest.Config, opened: RdmaSession, error: RdmaError) -> NoReturn:
-    """Skip when no device was asked for and there is none, fail otherwise, in one line."""
+    """Skip when no device was asked for and there is none, fail otherwise, in one line and without what led to it."""
     lacks_device = isinstance(error, RdmaEnvironmentError) and not isinstance(error, DeviceBusyError)
     if lacks_device and not opened.config.asked:
         skip(config, f"{error} ({WAYS_TO_A_DEVICE})", LacksDevice)
-    pytest.fail(f"rdma: {error}", pytrace=False)
+    raise pytest.fail.Exception(f"rdma: {error}", pytrace=False) from None
 
 
 def skip(config: pytest.Config, reason: str, kind: type[Skipped] = Skipped) -> NoReturn:
     """Skip the test, or fail it under --rdma-strict."""
     if plugin.configuration(config).strict.value:
-        pytest.fail(f"{reason} (--rdma-strict fails what would be skipped)", pytrace=False)
+        raise pytest.fail.Exception(f"{reason} (--rdma-strict fails what would be skipped)", pytrace=False) from None
     raise kind(reason)
 
 
@@ -133,7 +133,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return
     made = outcome.get_result()
     if isinstance(call.excinfo.value, LacksDevice):
-        made.longrepr = (plugin.__file__, 1, made.longrepr[2])  # one place, so that pytest folds them all into one line
+        # one place, so that pytest folds them all into one line
+        made.longrepr = (plugin.__file__, 1, f"Skipped: {call.excinfo.value.msg}")
     opened = item.stash.get(USED, None)
     if made.failed and opened is not None:
         item.stash[FAILED] = True
