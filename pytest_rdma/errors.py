@@ -12,6 +12,9 @@ import os
 import traceback
 from typing import Any, Callable
 
+TEXT_LIMIT = 100_000
+TEXT_KEPT = 40_000
+
 
 class RdmaError(Exception):
     """The base of all errors of this package; keyword arguments become attributes and travel with it."""
@@ -149,14 +152,34 @@ def _rebuild(type_name: str, message: str, fields: dict[str, Any]) -> RdmaError:
     return _classes().get(type_name, RdmaError)(message, **fields)
 
 
+def message_of(error: BaseException) -> str:
+    """Return what an error says, shortened where it says too much; a class may be too odd to say anything."""
+    try:
+        return _shortened(str(error))
+    except Exception as failed:  # it is the error of somebody else's code
+        return f"(its text cannot be had: {type(failed).__name__})"
+
+
+def errno_of(error: BaseException) -> int | None:
+    """Return the error's number; None where it has none, or something else by that name."""
+    number = getattr(error, "errno", None)
+    return number if type(number) is int else None
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= TEXT_LIMIT:
+        return text
+    return f"{text[:TEXT_KEPT]} ... ({len(text)} characters) ... {text[-TEXT_KEPT:]}"
+
+
 def to_plain(error: BaseException) -> dict[str, Any]:
     """Return the error as plain data for the stream (its fields may still hold what the frame codec encodes)."""
     return {
         "type": type(error).__name__,
-        "message": str(error),
-        "errno": getattr(error, "errno", None),
+        "message": message_of(error),
+        "errno": errno_of(error),
         "fields": error.fields if isinstance(error, RdmaError) else {},
-        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "traceback": _shortened("".join(traceback.format_exception(type(error), error, error.__traceback__))),
     }
 
 

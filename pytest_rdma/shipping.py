@@ -16,7 +16,7 @@ from typing import Any, Callable, Union
 
 from pytest_rdma import wire
 from pytest_rdma.deadline import Deadline
-from pytest_rdma.errors import RdmaError, RdmaUsageError, RemoteError
+from pytest_rdma.errors import RdmaError, RdmaUsageError, RemoteError, errno_of, message_of
 from pytest_rdma.host import Call, Host, LocalHost, op
 
 Function = Union[str, Callable[..., Any]]
@@ -119,8 +119,7 @@ def _run(host: LocalHost, deadline: Deadline, spec: dict[str, Any], args: list[A
 
 def _remote_error(error: Exception, host: LocalHost) -> RemoteError:
     name = type(error).__name__
-    number = getattr(error, "errno", None)
-    return RemoteError(f"{name} on {host.name}: {error}", type_name=name, errno=number)
+    return RemoteError(f"{name} on {host.name}: {message_of(error)}", type_name=name, errno=errno_of(error))
 
 
 def _load(host: LocalHost, spec: dict[str, Any], label: str) -> types.ModuleType:

@@ -40,6 +40,19 @@ def fail_with_errno() -> None:
     os.open("/nonexistent", os.O_RDONLY)
 
 
+class SaysNothing(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class OddNumber(Exception):
+    errno = object()
+
+
+def fail_oddly(kind: str) -> None:
+    raise {"no text": SaysNothing(), "odd errno": OddNumber("odd"), "long": ValueError("x" * (65 << 20))}[kind]
+
+
 def refuse() -> None:
     from pytest_rdma.errors import PostError
 

@@ -84,6 +84,18 @@ def test_an_exception_arrives_with_type_message_errno_and_where_it_was_raised(ag
     assert failed.value.errno == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("no text", "SaysNothing on .*: .its text cannot be had: ValueError"), ("odd errno", "OddNumber on .*: odd")]
+    + [("long", "ValueError on .*: x+ ... .68157440 characters. ... x+$")],
+)
+def test_an_odd_exception_is_answered_too(host: Host, kind: str, said: str) -> None:
+    with pytest.raises(RemoteError, match=said) as failed:
+        host.call(remote_functions.fail_oddly, kind, timeout_s=10.0)
+    assert failed.value.errno is None
+    assert len(str(failed.value)) < 200_000
+
+
 def test_an_exception_is_of_the_same_class_wherever_the_host_is(host: Host) -> None:
     with pytest.raises(RemoteError, match="KeyError on"):
         host.call(remote_functions.fail)
