@@ -86,8 +86,11 @@ def test_an_exception_arrives_with_type_message_errno_and_where_it_was_raised(ag
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("no text", "SaysNothing on .*: .its text cannot be had: ValueError"), ("odd errno", "OddNumber on .*: odd")]
-    + [("long", "ValueError on .*: x+ ... .68157440 characters. ... x+$")],
+    [
+        ("no text", "SaysNothing on .*: .its text cannot be had: ValueError"),
+        ("odd errno", "OddNumber on .*: odd"),
+        ("long", "ValueError on .*: x+ ... .68157440 characters. ... x+$"),
+    ],
 )
 def test_an_odd_exception_is_answered_too(host: Host, kind: str, said: str) -> None:
     with pytest.raises(RemoteError, match=said) as failed:
