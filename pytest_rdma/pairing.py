@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Callable, TypeVar
 
 from pytest_rdma.endpoint import Endpoint
-from pytest_rdma.errors import RdmaUsageError
+from pytest_rdma.errors import RdmaError, RdmaUsageError
 from pytest_rdma.host import Call, Host, LocalHost, close_all
 from pytest_rdma.model import ConnectionAttributes, EndpointCaps, ExchangeRecord
 from pytest_rdma.rail import Rail, RailEnd, check_mtu
@@ -119,21 +120,27 @@ def both(
     When one fails, what the others made is undone and the first failure raised. An op on a LocalHost runs here while
     the other host works.
     """
-    calls: list[Call | None] = [
-        None if isinstance(host, LocalHost) else host.submit(op, *arguments) for host, arguments in zip(hosts, args)
-    ]
-    results: list[Any] = [None] * len(calls)
+    remote = [index for index, host in enumerate(hosts) if not isinstance(host, LocalHost)]
+    local = [index for index in range(len(hosts)) if index not in remote]
+    calls: dict[int, Call] = {}
+    results: list[Any] = [None] * len(hosts)
+
+    def start(index: int) -> None:
+        calls[index] = hosts[index].submit(op, *args[index])
+
+    def run(index: int) -> None:
+        results[index] = hosts[index].invoke(op, *args[index])
 
     def finish(index: int) -> None:
-        call = calls[index]
-        results[index] = hosts[index].invoke(op, *args[index]) if call is None else call.result()
+        if index in calls:
+            results[index] = calls[index].result()
 
-    order = sorted(range(len(calls)), key=lambda index: calls[index] is not None)
+    steps = [(start, remote), (run, local), (finish, remote)]
     try:
-        close_all([partial(finish, index) for index in order])
+        close_all([partial(step, index) for step, indices in steps for index in indices])
     except BaseException:
         if undo is not None:
-            made = [result for result in results if result is not None]
-            close_all([partial(undo, result) for result in made])
+            with contextlib.suppress(RdmaError):  # the first failure is what the user must see
+                close_all([partial(undo, result) for result in results if result is not None])
         raise
     return results

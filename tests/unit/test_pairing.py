@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_rdma.endpoint import CQ, PD, Buffer, Endpoint
-from pytest_rdma.errors import RdmaUsageError, VerbsError
+from pytest_rdma.errors import HostLostError, RdmaUsageError, VerbsError
 from pytest_rdma.host import Call, Host
 from pytest_rdma.model import (
     Access,
@@ -163,6 +163,37 @@ def test_an_error_while_one_end_closes_does_not_keep_the_other_open(hosts: tuple
     with pytest.raises(VerbsError):
         pair.close()
     assert hosts[1].ops[-1] == "qp.close"
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_that_takes_no_request_keeps_no_end_of_the_other_open(lost: int) -> None:
+    class Lost(Recorder):
+        def submit(self, name: str, *args: Any, timeout_s: float = 10.0) -> Call:
+            if name == self.fail_at:
+                raise HostLostError(f"{self.name} was lost")
+            return super().submit(name, *args)
+
+    hosts = [Lost("host1"), Lost("host2")]
+    pair = Pair.create(hosts[0], hosts[1], rail())
+    hosts[lost].fail_at = "qp.close"
+    with pytest.raises(HostLostError):
+        pair.close()
+    assert hosts[1 - lost].ops[-1] == "qp.close"
+    hosts[lost].fail_at = "qp.create"
+    with pytest.raises(HostLostError):
+        Pair.create(hosts[0], hosts[1], rail())
+    assert hosts[1 - lost].ops[-2:] == ["qp.create", "qp.close"]
+
+
+def test_the_first_failure_is_told_also_when_taking_back_fails() -> None:
+    class Stubborn(Recorder):
+        def invoke(self, name: str, *args: Any, timeout_s: float = 10.0) -> Any:
+            if name == "qp.close":
+                raise VerbsError("cannot close either", errno=16)
+            return super().invoke(name, *args)
+
+    with pytest.raises(VerbsError, match=r"qp\.create failed on host2$"):
+        Pair.create(Stubborn("host1"), Recorder("host2", "qp.create"), rail())
 
 
 def test_an_end_whose_agent_was_restarted_is_not_closed_again(hosts: tuple[Recorder, Recorder]) -> None:
