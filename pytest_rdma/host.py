@@ -362,10 +362,9 @@ class LocalHost(Host):
     def add(self, entry: Resource, front: type[Handle], facts: dict[str, Any]) -> Any:
         """Put `entry` into the table and return its new front object."""
         with self.lock:
-            handle = self._next_handle
+            entry.front = front(self, self._next_handle, facts)
+            self._objects[self._next_handle] = entry
             self._next_handle += 1
-            self._objects[handle] = entry
-        entry.front = front(self, handle, facts)
         return entry.front
 
     def entry(self, kind: str, handle: int) -> Any:
@@ -417,8 +416,7 @@ _LIVE: weakref.WeakSet[LocalHost] = weakref.WeakSet()
 @atexit.register
 def close_live_hosts() -> None:
     """Destroy in verbs order what nobody closed: pyverbs crashes when the interpreter's end picks the order."""
-    for host in list(_LIVE):
-        host.close()
+    close_all([host.close for host in _LIVE])
 
 
 def close_all(closers: list[Callable[[], Any]]) -> None:
