@@ -157,10 +157,8 @@ def _chunks(read: Any, size: int) -> Iterator[bytes]:
 # -- on the host
 
 
-@cache
-def _spawner() -> ThreadPoolExecutor:
-    """The thread that starts all programs: the kernel ends them when the *thread* ends that started them."""
-    return ThreadPoolExecutor(1, "rdma programs")
+_SPAWNER = ThreadPoolExecutor(1, "rdma programs")
+"""The one thread that starts all programs: the kernel ends them when the *thread* ends that started them."""
 
 
 @cache
@@ -271,7 +269,7 @@ class Running(Resource):
             **identity,
         }
         try:
-            return _spawner().submit(lambda: subprocess.Popen[bytes](words, **options)).result()
+            return _SPAWNER.submit(lambda: subprocess.Popen[bytes](words, **options)).result()
         except (OSError, ValueError) as error:
             raise RdmaEnvironmentError(f"{attempt}: {error}") from None
 
@@ -467,6 +465,8 @@ def _directory(host: LocalHost, deadline: Deadline, relative: str) -> str:
 def _write(host: LocalHost, deadline: Deadline, relative: str, offset: int, data: bytes, mode: int) -> str:
     place = _scratch(host).place(relative)
     try:
+        if offset:  # the file's own mode, which it has by now, may forbid to write
+            place.chmod(stat.S_IRUSR | stat.S_IWUSR)
         with open(place, "r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(data)
