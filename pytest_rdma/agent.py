@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ def main(helper: bytes, settings: bytes) -> None:
         agent.greet()
         writer.start_heartbeat(wanted["beat_ms"], wanted["orphan_s"])
         agent.serve(requests)
+    except Exception:
+        traceback.print_exc()  # `end` returns to nobody who would
     finally:
         agent.end()
 
