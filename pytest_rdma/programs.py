@@ -98,15 +98,21 @@ def run(
     `env` adds to the agent's environment; `user` is whom it runs as, for an agent that is root. Output over 16 MiB is
     an error.
     """
-    words = list(argv)
-    finished: Finished = host.invoke("program.run", words, input, env, cwd, user, timeout_s=timeout_s)
+    finished: Finished = host.invoke("program.run", _words(argv), input, env, cwd, user, timeout_s=timeout_s)
     return finished
 
 
 def start(host: Host, argv: Sequence[str], *, env: dict[str, str] | None = None, cwd: str | None = None) -> Program:
     """Start a program; the last 1 MiB of each of its outputs is kept. It ends with the agent at the latest."""
-    program: Program = host.invoke("program.start", list(argv), env, cwd)
+    program: Program = host.invoke("program.start", _words(argv), env, cwd)
     return program
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    """Return the command line as a list; a string would be taken apart into letters."""
+    if isinstance(argv, (str, bytes)) or not all(isinstance(word, str) for word in argv):
+        raise RdmaUsageError(f"{argv!r} is not a command line: give a list of strings, such as ['ls', '-l']")
+    return list(argv)
 
 
 def put(host: Host, path: str | os.PathLike[str], *, executable: bool | None = None) -> str:
@@ -132,6 +138,8 @@ def put(host: Host, path: str | os.PathLike[str], *, executable: bool | None = N
 
 
 def _put_file(host: Host, source: Path, relative: str, executable: bool | None) -> str:
+    if not source.is_file() or not os.access(source, os.R_OK):
+        raise RdmaUsageError(f"cannot put {source} on {host.name}: it is no file that can be read here")
     there = ""
     offset = 0
     with open(source, "rb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ def test_a_program_that_dies_of_a_signal_says_so(host: Host) -> None:
         (["true"], {"cwd": "/nonexistent"}, "cannot run `true`.*/nonexistent"),
         (["true"], {"user": "nobody-of-this-name"}, "there is no user 'nobody-of-this-name' there"),
         ([], {}, "empty command line"),
+        ("ls -l", {}, "'ls -l' is not a command line: give a list of strings"),
+        (["sleep", 1], {}, "'sleep', 1. is not a command line"),
     ],
 )
 def test_a_program_that_cannot_run_is_one_clear_line(host: Host, argv: list[str], options: dict, why: str) -> None:
@@ -174,6 +177,15 @@ def test_a_directory_tree_is_put(host: Host, tmp_path: Path) -> None:
         "link",
     ]
     assert (there / "link").read_text() == "x"
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/nonexistent"), os.mkfifo], ids=["dangling", "fifo"])
+def test_a_tree_with_what_cannot_be_copied_is_one_clear_line(
+    host: Host, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "odd")
+    with pytest.raises(RdmaUsageError, match=r"cannot put .*odd on .*: it is no file that can be read here"):
+        host.put(tmp_path)
 
 
 def test_putting_what_is_not_there_is_one_clear_line(host: Host) -> None:
