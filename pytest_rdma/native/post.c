@@ -1,5 +1,5 @@
 /* Posting: our work requests become a linked list of the provider's on the stack, a chunk at a time. */
-#include "prdma.h"
+#include "post.h"
 
 #include <errno.h>
 
@@ -14,8 +14,7 @@ static void *pointer(uint64_t address)
 	return (void *)(uintptr_t)address;
 }
 
-/* Providers return a positive errno, a negative one, or -1 with errno set. */
-static int normalise(int rc)
+int prdma_normalise(int rc)
 {
 	if (rc > 0)
 		return -rc;
@@ -58,7 +57,7 @@ static int invalidates(uint32_t opcode)
 	return opcode == IBV_WR_LOCAL_INV || opcode == IBV_WR_SEND_WITH_INV;
 }
 
-static void set_send(struct ibv_send_wr *to, const struct prdma_send_wr *wr)
+void prdma_set_send(struct ibv_send_wr *to, const struct prdma_send_wr *wr)
 {
 	*to = (struct ibv_send_wr){
 		.wr_id = wr->wr_id,
@@ -75,7 +74,7 @@ static void set_send(struct ibv_send_wr *to, const struct prdma_send_wr *wr)
 	set_operands(to, wr);
 }
 
-static void set_recv(struct ibv_recv_wr *to, const struct prdma_recv_wr *wr)
+void prdma_set_recv(struct ibv_recv_wr *to, const struct prdma_recv_wr *wr)
 {
 	*to = (struct ibv_recv_wr){
 		.wr_id = wr->wr_id,
@@ -99,10 +98,10 @@ static int post_send_chunk(struct ibv_qp *qp, const struct prdma_send_wr *wrs, i
 	int rc;
 
 	for (int i = 0; i < n; i++)
-		set_send(&list[i], &wrs[i]);
+		prdma_set_send(&list[i], &wrs[i]);
 	list[n - 1].next = NULL;
 	errno = 0;
-	rc = normalise(qp->context->ops.post_send(qp, list, &bad));
+	rc = prdma_normalise(qp->context->ops.post_send(qp, list, &bad));
 	*bad_index = rc ? index_of(bad, list, sizeof(list[0]), n) : n;
 	return rc;
 }
@@ -113,10 +112,10 @@ static int post_recv_chunk(struct ibv_qp *qp, const struct prdma_recv_wr *wrs, i
 	int rc;
 
 	for (int i = 0; i < n; i++)
-		set_recv(&list[i], &wrs[i]);
+		prdma_set_recv(&list[i], &wrs[i]);
 	list[n - 1].next = NULL;
 	errno = 0;
-	rc = normalise(qp->context->ops.post_recv(qp, list, &bad));
+	rc = prdma_normalise(qp->context->ops.post_recv(qp, list, &bad));
 	*bad_index = rc ? index_of(bad, list, sizeof(list[0]), n) : n;
 	return rc;
 }

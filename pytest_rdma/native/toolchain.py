@@ -13,8 +13,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-C_FILES = ("pattern.c", "poll.c", "post.c", "stream.c", "view.c", "wait.c")
-SOURCES = (*C_FILES, "prdma.h", "wait.h")
+C_FILES = (
+    "clock.c",
+    "flow.c",
+    "histogram.c",
+    "loop.c",
+    "pattern.c",
+    "pingpong.c",
+    "poll.c",
+    "post.c",
+    "run.c",
+    "stream.c",
+    "view.c",
+    "wait.c",
+)
+SOURCES = (*C_FILES, "clock.h", "loops.h", "post.h", "prdma.h", "run.h", "wait.h")
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow")
 LINK = ("-shared", "-pthread")
 INSTALL_HINT = (

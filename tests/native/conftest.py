@@ -9,13 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loopback_provider import declare
 
 from pytest_rdma import native
 from pytest_rdma.native import structs, toolchain
 
 HERE = Path(__file__).parent
 HELPER = Path(toolchain.__file__).parent
-PROGRAM_FILES = ("main.c", "stub.c", "posting.c", "polling.c", "waiting.c", "patterns.c", "streaming.c")
+PROGRAM_FILES = (
+    "main.c",
+    "stub.c",
+    "posting.c",
+    "polling.c",
+    "waiting.c",
+    "patterns.c",
+    "streaming.c",
+    "loopback.c",
+    "looping.c",
+)
 SANITIZE = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -88,3 +99,11 @@ def stub(stub_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(native.load(), "_verbs", stub.verbs)
     yield stub
     stub_library.stub_free(stub.address)
+
+
+@pytest.fixture(scope="session")
+def loopback_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The provider that moves data between two QPs, for tests of the loops."""
+    destination = tmp_path_factory.mktemp("native") / "loopback.so"
+    compile_here(destination, [HERE / "loopback.c"], "-shared")
+    return declare(ctypes.CDLL(str(destination)))
