@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_rdma.cm import CMConnection, CMListener, CMPair, CMRequest
-    from pytest_rdma.endpoint import Buffer, Endpoint
+    from pytest_rdma.endpoint import SRQ, Buffer, Endpoint, MemoryWindow
     from pytest_rdma.errors import (
         CMError,
         CompletionError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pytest_rdma.cm": ("CMConnection", "CMListener", "CMPair", "CMRequest"),
-    "pytest_rdma.endpoint": ("Buffer", "Endpoint"),
+    "pytest_rdma.endpoint": ("SRQ", "Buffer", "Endpoint", "MemoryWindow"),
     "pytest_rdma.errors": (
         "CMError",
         "CompletionError",
@@ -73,6 +73,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "SRQ",
     "Access",
     "AsyncEvent",
     "Buffer",
@@ -89,6 +90,7 @@ __all__ = [
     "EndpointCaps",
     "Host",
     "HostLostError",
+    "MemoryWindow",
     "Opcode",
     "Pair",
     "PostError",

@@ -1,4 +1,7 @@
-"""What a test holds: Endpoint, Buffer, PD, CQ. Identity here, all state beside the verbs objects on the host."""
+"""What a test holds: Endpoint, Buffer, PD, CQ, SRQ, MemoryWindow.
+
+Identity is here, all state beside the verbs objects on the host.
+"""
 
 from __future__ import annotations
 
@@ -112,11 +115,80 @@ class Buffer(Handle):
         self._invoke_close("mr.close")
 
 
-Target = Union[RemoteMemory, Buffer, None]
+class SRQ(Handle):
+    """A shared receive queue; `depth` and `sges` are what the driver granted."""
+
+    kind: ClassVar[str] = "srq"
+    pd: PD
+    depth: int
+    sges: int
+
+    @property
+    def label(self) -> str:
+        """What messages and asynchronous events call the queue."""
+        return f"SRQ {self.handle}"
+
+    def post_recv(self, buffer: Buffer, offset: int = 0, length: int | None = None, *, wr_id: int | None = None) -> int:
+        """Post one receive, for whichever QP of the queue gets the next message; returns its wr_id."""
+        request = RecvWR((buffer.sge(offset, length),), wr_id or 0)
+        return self.post_recvs([request], number=wr_id is None)[0]
+
+    def post_recvs(self, requests: Sequence[RecvWR], *, number: bool = False) -> list[int]:
+        """Post many receives; with `number` the queue gives their wr_ids. Returns those."""
+        posted: list[int] = self._invoke("srq.post_recv", list(requests), number)
+        return posted
+
+    def set_limit(self, limit: int) -> None:
+        """Ask for one asynchronous event SRQ_LIMIT_REACHED when fewer receives than `limit` are left."""
+        self._invoke("srq.limit", limit)
+
+    def query(self) -> dict[str, int]:
+        """Return what ibv_query_srq(3) tells, by the names there."""
+        found: dict[str, int] = self._invoke("srq.query")
+        return found
+
+    def close(self) -> None:
+        self._invoke_close("srq.close")
+
+
+class MemoryWindow(Handle):
+    """A memory window of `type` 1 or 2, bound by requests of the endpoint that it was made for."""
+
+    kind: ClassVar[str] = "mw"
+    type: int
+
+    @property
+    def label(self) -> str:
+        return f"memory window {self.handle} of type {self.type}"
+
+    def bind(
+        self,
+        buffer: Buffer,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        access: Access = Access.REMOTE_WRITE | Access.REMOTE_READ,
+        signaled: bool = True,
+    ) -> int:
+        """Post the binding to a part of a buffer with access MW_BIND; returns its wr_id. Length 0 unbinds type 1."""
+        posted: int = self._invoke("mw.bind", buffer.handle, *buffer.range(offset, length), int(access), signaled)
+        return posted
+
+    @property
+    def remote(self) -> RemoteMemory:
+        """What a peer needs to reach the memory that the window was last bound to."""
+        memory: RemoteMemory = self._invoke("mw.memory")
+        return memory
+
+    def close(self) -> None:
+        self._invoke_close("mw.close")
+
+
+Target = Union[RemoteMemory, Buffer, MemoryWindow, None]
 
 
 class Endpoint(Handle):
-    """One RC QP with its CQ, PD and buffer. `caps` holds what the driver granted, `record` what the peer is told."""
+    """One QP with its CQ, PD and buffer. `caps` holds what the driver granted, `record` what the peer is told."""
 
     kind: ClassVar[str] = "qp"
     qp_num: int
@@ -157,12 +229,19 @@ class Endpoint(Handle):
         *,
         sges: Sequence[Sge] | None = None,
         imm: int | None = None,
+        invalidate: int | None = None,
         wr_id: int | None = None,
         **flags: bool,
     ) -> int:
-        """Post one Send; `flags` are `inline`, `signaled` (default True), `fence`, `solicited`. Returns its wr_id."""
+        """Post one Send; `flags` are `inline`, `signaled` (default True), `fence`, `solicited`. Returns its wr_id.
+
+        `invalidate` is a key of the peer's, of a memory window of type 2, that stops to work as the message arrives.
+        """
         opcode = Opcode.SEND if imm is None else Opcode.SEND_WITH_IMM
-        return self._post(SendWR(opcode, self._sges(buffer, offset, length, sges), imm=imm, **flags), wr_id)
+        request = SendWR(opcode, self._sges(buffer, offset, length, sges), imm=imm, **flags)
+        if invalidate is not None:
+            request = replace(request, opcode=Opcode.SEND_WITH_INV, invalidate_rkey=invalidate)
+        return self._post(request, wr_id)
 
     def write(
         self,
@@ -230,6 +309,16 @@ class Endpoint(Handle):
         """Post one 8-byte fetch-and-add; the old value arrives at `offset` of the buffer."""
         request = SendWR(Opcode.ATOMIC_FETCH_AND_ADD, self._sges(buffer, offset, 8, None), compare_add=add, **flags)
         return self._post(self._aimed(request, to, remote_offset), wr_id)
+
+    def invalidate(self, rkey: int, *, wr_id: int | None = None, signaled: bool = True, fence: bool = False) -> int:
+        """Post one local invalidation of a key, of a memory window of type 2; returns its wr_id."""
+        request = SendWR(Opcode.LOCAL_INV, invalidate_rkey=rkey, signaled=signaled, fence=fence)
+        return self._post(request, wr_id)
+
+    def memory_window(self, type: int = 2) -> MemoryWindow:
+        """Return a new memory window, unbound; it is closed with the endpoint."""
+        made: MemoryWindow = self._invoke("mw.create", type)
+        return made
 
     def post(self, requests: Sequence[SendWR]) -> list[int]:
         """Post many send requests in one list, all checked first; returns their wr_ids."""
@@ -327,7 +416,7 @@ class Endpoint(Handle):
         return ((buffer or self.buffer).sge(offset, length),)
 
     def _aimed(self, request: SendWR, target: Target, remote_offset: int) -> SendWR:
-        memory = target.remote if isinstance(target, Buffer) else target or self.remote
+        memory = target.remote if isinstance(target, (Buffer, MemoryWindow)) else target or self.remote
         if memory is None:
             raise RefusedError(
                 f"{self.label} on {self.host.name} has no peer yet: connect the pair, or name the target"

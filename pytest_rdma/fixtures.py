@@ -140,9 +140,10 @@ def rdma_qp(
 def rdma_pairs(
     request: pytest.FixtureRequest, _rdma_session: RdmaSession, rdma_local: Host, rdma_peer: Host, _rdma_made: list[Any]
 ) -> Callable[..., Pair]:
-    """Factory: ``rdma_pairs(caps=None, connect=True, overrides=None, **caps_changes)`` makes one more RC pair.
+    """Factory: ``rdma_pairs(caps=None, connect=True, overrides=None, shared=None, **caps_changes)`` makes another pair.
 
-    ``caps`` are those of the marker rdma_caps unless given; ``overrides`` forge what one end presents to the other.
+    ``caps`` are those of the marker rdma_caps unless given; ``overrides`` forge what one end presents to the other;
+    ``shared={"peer": {"cq": cq, "srq": srq}}`` gives an end a PD, CQ or SRQ that there is already.
     """
 
     from pytest_rdma.running import marked_caps
@@ -153,9 +154,10 @@ def rdma_pairs(
         connect: bool = True,
         overrides: dict[str, dict[str, Any]] | None = None,
         **changes: Any,
+        shared: dict[str, dict[str, Any]] | None = None,
     ) -> Pair:
         caps = (caps or marked_caps(request.node)).with_(**changes)
-        pair = _rdma_session.pair(rdma_local, rdma_peer, caps)
+        pair = _rdma_session.pair(rdma_local, rdma_peer, caps, shared)
         _rdma_made.append(pair)
         if connect:
             pair.connect(overrides)

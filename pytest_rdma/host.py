@@ -23,7 +23,7 @@ from pytest_rdma.errors import DeadlineError, RdmaUsageError, RefusedError, Stal
 from pytest_rdma.model import Access, DeviceInfo, EndpointCaps, HostInfo
 
 if TYPE_CHECKING:
-    from pytest_rdma.endpoint import CQ, PD, Buffer, Endpoint
+    from pytest_rdma.endpoint import CQ, PD, SRQ, Buffer, Endpoint
 
 Op = Callable[..., Any]
 OpT = TypeVar("OpT", bound=Op)
@@ -38,6 +38,8 @@ OP_MODULES = (
     "verbs_queue",
     "verbs_post",
     "verbs_cm",
+    "verbs_srq",
+    "verbs_mw",
     "programs",
     "shipping",
 )
@@ -199,6 +201,11 @@ class Host(ABC):
         made: CQ = self.invoke("cq.create", device, depth, events)
         return made
 
+    def srq(self, pd: PD, depth: int = 128, sges: int = 1) -> SRQ:
+        """Return a new shared receive queue for QPs of `pd`."""
+        made: SRQ = self.invoke("srq.create", pd.handle, depth, sges)
+        return made
+
     def mr(self, pd: PD, length: int, access: Access = EndpointCaps.access) -> Buffer:
         """Return new zeroed page-aligned memory of `length` bytes, registered in `pd`."""
         made: Buffer = self.invoke("mr.create", pd.handle, length, int(access))
@@ -214,9 +221,10 @@ class Host(ABC):
         pkey_index: int = 0,
         pd: PD | None = None,
         cq: CQ | None = None,
+        srq: SRQ | None = None,
     ) -> Endpoint:
-        """Return a new RC QP in INIT with its own buffer, and its own PD and CQ unless given."""
-        own = (pd.handle if pd else None, cq.handle if cq else None)
+        """Return a new QP in INIT with its own buffer; PD and CQ are its own unless given; an SRQ brings its PD."""
+        own = tuple(given.handle if given else None for given in (pd, cq, srq))
         made: Endpoint = self.invoke("qp.create", device, port, gid_index, caps or EndpointCaps(), pkey_index, *own)
         return made
 

@@ -10,6 +10,8 @@ import ipaddress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_rdma.errors import RdmaUsageError
+
 
 class Access(enum.IntFlag):
     """Access flags of memory regions and QPs, as `ibv_access_flags` numbers them."""
@@ -151,6 +153,7 @@ class EndpointCaps:
 
     Depths are in work requests, `inline_bytes` and `buffer_bytes` in bytes. `access` is what the endpoint's own buffer
     and its QP allow the peer; `qp_access` overrides it for the QP alone. `events` gives the CQ a completion channel.
+    `transport` is `RC`, `UC` or `UD`.
     """
 
     send_depth: int = 128
@@ -163,10 +166,25 @@ class EndpointCaps:
     qp_access: Access | None = None
     signal_all: bool = False
     events: bool = False
+    transport: str = "RC"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number that a device could ever grant; more than this one grants is its own to refuse."""
+        for name in ("send_depth", "recv_depth", "send_sges", "recv_sges", "inline_bytes"):
+            _check_number(name, getattr(self, name), 0, 2**31 - 1)
+        _check_number("buffer_bytes", self.buffer_bytes, 1, 2**63 - 1)
+        _check_number("access", self.access, 0, 2**31 - 1)
+        if self.qp_access is not None:
+            _check_number("qp_access", self.qp_access, 0, 2**31 - 1)
 
     def with_(self, **changes: Any) -> EndpointCaps:
         """Return a copy with `changes`; an unknown name is a TypeError."""
         return replace(self, **changes)
+
+
+def _check_number(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise RdmaUsageError(f"{name}={value!r}: it is a whole number from {least} to {most}")
 
 
 @dataclass(frozen=True)
@@ -216,8 +234,9 @@ class RecvWR:
 
 @dataclass(frozen=True)
 class Completion:
-    """A work completion. `imm` is a number in host order, None where none came; all but `wr_id`, `status`, `vendor_err`
-    and `qp_num` have a meaning only when the status is SUCCESS (ibv_poll_cq(3))."""
+    """A work completion. `imm` is a number in host order, `invalidated_rkey` the key that a Send with invalidate named,
+    None where none came; all but `wr_id`, `status`, `vendor_err` and `qp_num` have a meaning only when the status is
+    SUCCESS (ibv_poll_cq(3))."""
 
     wr_id: int
     status: int
@@ -227,6 +246,7 @@ class Completion:
     vendor_err: int
     qp_num: int
     wc_flags: int = 0
+    invalidated_rkey: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,20 @@ from typing import Any, Callable, TypeVar
 
 from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import RdmaError, RdmaUsageError
-from pytest_rdma.host import Call, Host, LocalHost, close_all
+from pytest_rdma.host import Call, Handle, Host, LocalHost, close_all
 from pytest_rdma.model import ConnectionAttributes, EndpointCaps, ExchangeRecord
 from pytest_rdma.rail import Rail, RailEnd, check_mtu
 
 PairT = TypeVar("PairT", bound="Pair")
 Overrides = dict[str, dict[str, Any]]
+Shared = dict[str, dict[str, Handle]]
 SIDES = ("local", "peer")
 ATTRIBUTE_NAMES = {one.name for one in fields(ConnectionAttributes)}
 RECORD_NAMES = {one.name for one in fields(ExchangeRecord)}
 
 
 class Pair:
-    """Two endpoints of RC and how they connect. Each step is one round trip to each host, both at once."""
+    """Two endpoints and how they connect. Each step is one round trip to each host, both at once."""
 
     def __init__(self, local: Endpoint, peer: Endpoint, rail: Rail, attributes: ConnectionAttributes) -> None:
         self.local = local
@@ -32,16 +33,29 @@ class Pair:
 
     @classmethod
     def create(
-        cls: type[PairT], local: Host, peer: Host, rail: Rail, caps: EndpointCaps | None = None, **attributes: Any
+        cls: type[PairT],
+        local: Host,
+        peer: Host,
+        rail: Rail,
+        caps: EndpointCaps | None = None,
+        shared: Shared | None = None,
+        **attributes: Any,
     ) -> PairT:
-        """Make both endpoints, in INIT; `attributes` override those that the rail gives, by their names."""
+        """Make both endpoints, in INIT; `attributes` override those that the rail gives, by their names.
+
+        `shared={"peer": {"srq": srq}}` gives an end a PD, CQ or SRQ that there is already.
+        """
         unknown = sorted(set(attributes) - ATTRIBUTE_NAMES)
         if unknown:
             raise RdmaUsageError(
                 f"no connection attribute {', '.join(unknown)}; there are {', '.join(ATTRIBUTE_NAMES)}"
             )
         chosen = replace(ConnectionAttributes(rail.mtu, rd_atomic=rail.rd_atomic), **attributes)
-        args = [_creation(end, caps or EndpointCaps(), chosen.pkey_index) for end in (rail.local, rail.peer)]
+        shares = [(shared or {}).get(side, {}) for side in SIDES]
+        args = [
+            _creation(end, caps or EndpointCaps(), chosen.pkey_index, share)
+            for end, share in zip((rail.local, rail.peer), shares)
+        ]
         made = both((local, peer), "qp.create", args, undo=lambda endpoint: endpoint.close())
         pair = cls(made[0], made[1], rail, chosen)
         try:  # the MTUs may have changed since the rail was chosen
@@ -104,9 +118,10 @@ class Pair:
         both([end.host for end in live], "qp.close", [(end.handle,) for end in live])
 
 
-def _creation(end: RailEnd, caps: EndpointCaps, pkey_index: int) -> tuple[Any, ...]:
+def _creation(end: RailEnd, caps: EndpointCaps, pkey_index: int, share: dict[str, Handle]) -> tuple[Any, ...]:
     gid_index = end.gid.index if end.gid else None
-    return end.device.name, end.port.number, gid_index, caps, pkey_index, None, None
+    handles = (share[kind].handle if kind in share else None for kind in ("pd", "cq", "srq"))
+    return end.device.name, end.port.number, gid_index, caps, pkey_index, *handles
 
 
 def both(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_rdma.host import Host
     from pytest_rdma.lab import Booting, Lab, LabHost
     from pytest_rdma.model import DeviceInfo, EndpointCaps
-    from pytest_rdma.pairing import Pair
+    from pytest_rdma.pairing import Pair, Shared
     from pytest_rdma.rail import Rail, RailEnd
     from pytest_rdma.ssh import SshTarget
 
@@ -257,17 +257,17 @@ class RdmaSession:
             self._pd = self.local.pd(self.rail().local.device.name)
         return self._pd
 
-    def pair(self, local: Host, peer: Host, caps: EndpointCaps | None = None) -> Pair:
+    def pair(self, local: Host, peer: Host, caps: EndpointCaps | None = None, shared: Shared | None = None) -> Pair:
         """Return a pair that is not yet connected, with the attributes that the options ask for."""
         from pytest_rdma.pairing import Pair
 
-        return Pair.create(local, peer, self.rail(), caps, **self._attributes())
+        return Pair.create(local, peer, self.rail(), caps, shared, **self._attributes())
 
     def cm_pair(self, local: Host, peer: Host, caps: EndpointCaps | None = None) -> CMPair:
         """Return what `pair` does, to be connected by rdma_cm."""
         from pytest_rdma.cm import CMPair
 
-        return CMPair.create(local, peer, self.rail(), caps, **self._attributes())
+        return CMPair.create(local, peer, self.rail(), caps, None, **self._attributes())
 
     def _attributes(self) -> dict[str, int]:
         names = ("sl", "traffic_class", "pkey_index", "retry_count", "rnr_retry", "ack_timeout")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_rdma.errors import RefusedError
+from pytest_rdma.host import LocalHost
 from pytest_rdma.model import Access, Opcode, QPState, RecvWR, SendWR, Sge
-from pytest_rdma.verbs_memory import MREntry
+from pytest_rdma.verbs_memory import MREntry, PDEntry
 from pytest_rdma.verbs_queue import QPEntry
+from pytest_rdma.verbs_transports import OPERATIONS
 
 SENDABLE = (QPState.RTS, QPState.SQD, QPState.SQE, QPState.ERR)
 ONE_SIDED = (Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM, Opcode.RDMA_READ)
@@ -29,12 +31,14 @@ def check_sends(entry: QPEntry, requests: Sequence[SendWR]) -> None:
 def check_recvs(entry: QPEntry, requests: Sequence[RecvWR]) -> None:
     if entry.state == QPState.RESET and entry.live_state() == QPState.RESET:
         raise _refused(entry, f"{entry.label} is RESET: receives can be posted from INIT on")
+    if entry.srq is not None:
+        raise _refused(entry, f"{entry.label} takes its receives from {entry.srq.front.label}: post them there")
     _check_depth(entry, len(entry.recvs), len(requests), entry.caps.recv_depth, "receive")
     for request in requests:
         _check_wr_id(entry, request.wr_id)
         _check_sge_count(entry, len(request.sges), entry.caps.recv_sges, "receive")
         for sge in request.sges:
-            _check_sge(entry, sge, Access.LOCAL_WRITE, "a receive is written there")
+            check_sge(_region(entry, sge.lkey), entry.where, sge, Access.LOCAL_WRITE, "a receive is written there")
 
 
 def _refused(entry: QPEntry, text: str) -> RefusedError:
@@ -64,13 +68,17 @@ def _check_send(entry: QPEntry, request: SendWR) -> None:
     _check_wr_id(entry, request.wr_id)
     if request.imm is not None and not 0 <= request.imm < IMM_END:
         raise _refused(entry, f"immediate {request.imm} is not a number of 32 bits")
+    if request.opcode not in OPERATIONS[entry.caps.transport]:
+        raise _refused(entry, f"{request.opcode.name} is no operation of {entry.caps.transport}")
     _check_sge_count(entry, len(request.sges), entry.caps.send_sges, request.opcode.name)
     length = sum(sge.length for sge in request.sges)
     _check_length(entry, request, length)
     sink = request.opcode == Opcode.RDMA_READ or request.opcode in ATOMICS
     for sge in request.sges:
         if not request.inline:
-            _check_sge(entry, sge, Access.LOCAL_WRITE if sink else Access.NONE, f"{request.opcode.name} writes there")
+            access = Access.LOCAL_WRITE if sink else Access.NONE
+            why = f"{request.opcode.name} writes there"
+            check_sge(_region(entry, sge.lkey), entry.where, sge, access, why)
     if request.opcode in ONE_SIDED or request.opcode in ATOMICS:
         _check_remote(entry, request, length)
 
@@ -83,33 +91,39 @@ def _check_length(entry: QPEntry, request: SendWR, length: int) -> None:
         )
     if request.inline and (request.opcode == Opcode.RDMA_READ or request.opcode in ATOMICS):
         raise _refused(entry, f"{request.opcode.name} cannot be inline")
+    if entry.caps.transport == "UD" and length > entry.port.active_mtu:
+        raise _refused(
+            entry, f"{length} bytes are over the MTU {entry.port.active_mtu}, and a UD message is one packet"
+        )
     # rxe tells 8 MiB up to early 6.13 and carries 2 GiB
     if length > entry.port.max_msg_bytes and entry.device.info.provider != "rxe":
         raise _refused(entry, f"{length} bytes are over the port's largest message of {entry.port.max_msg_bytes}")
 
 
-def _check_sge(entry: QPEntry, sge: Sge, access: Access, why: str) -> None:
+def check_sge(region: MREntry | None, where: str, sge: Sge, access: Access, why: str) -> None:
+    """Refuse a piece that is not within its region, which `region_of` found, or that may not be written to."""
     if sge.length == 0:
         return
-    region = _region(entry, sge.lkey)
     if region is None:
-        raise _refused(entry, f"lkey {sge.lkey:#x} is of no buffer in the PD of {entry.label}")
+        raise RefusedError(f"refused on {where}: lkey {sge.lkey:#x} is of no buffer in the PD of the queue")
     if sge.addr < region.addr or sge.addr + sge.length > region.addr + region.length:
-        raise _refused(
-            entry,
-            f"{sge.length} bytes at {sge.addr:#x} are not within the buffer of lkey {sge.lkey:#x}: "
-            f"{region.length} bytes at {region.addr:#x}",
+        raise RefusedError(
+            f"refused on {where}: {sge.length} bytes at {sge.addr:#x} are not within the buffer of lkey "
+            f"{sge.lkey:#x}: {region.length} bytes at {region.addr:#x}"
         )
     if access & ~region.access:
-        raise _refused(
-            entry, f"the buffer of lkey {sge.lkey:#x} has {region.access.text} without LOCAL_WRITE, and {why}"
+        raise RefusedError(
+            f"refused on {where}: the buffer of lkey {sge.lkey:#x} has {region.access.text} without LOCAL_WRITE, "
+            f"and {why}"
         )
 
 
 def _region(entry: QPEntry, lkey: int) -> MREntry | None:
-    if lkey == entry.buffer.lkey:
-        return entry.buffer
-    found = (one for one in entry.host.entries("mr") if one.pd is entry.pd and one.lkey == lkey)
+    return entry.buffer if lkey == entry.buffer.lkey else region_of(entry.host, entry.pd, lkey)
+
+
+def region_of(host: LocalHost, pd: PDEntry, lkey: int) -> MREntry | None:
+    found = (one for one in host.entries("mr") if one.pd is pd and one.lkey == lkey)
     return next(found, None)
 
 

@@ -17,8 +17,8 @@ from pytest_rdma.verbs_device import OpenDevice, open_device
 from pytest_rdma.verbs_library import pyverbs, verbs_error
 from pytest_rdma.verbs_memory import make_mr, make_pd, undo
 from pytest_rdma.verbs_queue import QPEntry, to_init
+from pytest_rdma.verbs_transports import qp_type
 
-QPT_RC = 2
 PSN_BITS = 24
 
 
@@ -33,6 +33,7 @@ def op_qp_create(
     pkey_index: int,
     pd_handle: int | None,
     cq_handle: int | None,
+    srq_handle: int | None = None,
 ) -> Endpoint:
     """Make PD, buffer, channel, CQ and QP and move the QP to INIT; take all back when one step fails."""
     device = open_device(host, device_name)
@@ -41,7 +42,11 @@ def op_qp_create(
     check_port(host, device, port, pkey_index)
     made: list[Resource] = []
     try:
-        pd = host.entry("pd", pd_handle) if pd_handle is not None else owned(made, make_pd(host, device))
+        srq = host.entry("srq", srq_handle) if srq_handle is not None else None
+        if pd_handle is not None:
+            pd = host.entry("pd", pd_handle)
+        else:
+            pd = srq.pd if srq else owned(made, make_pd(host, device))
         buffer = owned(made, make_mr(pd, caps.buffer_bytes, caps.access))
         if cq_handle is not None:
             cq = host.entry("cq", cq_handle)
@@ -49,6 +54,7 @@ def op_qp_create(
             cq = owned(made, make_cq(host, device, cq_depth(caps, device.info.limits), caps.events))
         entry = QPEntry(host, pd, cq, port, gid)
         entry.buffer, entry.owned, entry.pkey_index = buffer, made, pkey_index
+        entry.srq = srq
         create_qp(entry, caps)
         start_qp(entry)
     except BaseException:
@@ -90,6 +96,8 @@ def find_pointers(entry: QPEntry) -> None:
     assert view is not None  # it was found by what this view shows
     entry.context_pointer = view.context
     entry.cq.known_as(view.send_cq)
+    if entry.srq is not None:
+        entry.srq.pointer = view.srq
 
 
 def cq_depth(caps: EndpointCaps, limits: dict[str, int]) -> int:
@@ -143,7 +151,12 @@ def _new_qp(entry: QPEntry, caps: EndpointCaps) -> tuple[Any, Any]:
     library = pyverbs().qp
     cap = library.QPCap(caps.send_depth, caps.recv_depth, caps.send_sges, caps.recv_sges, caps.inline_bytes)
     init = library.QPInitAttr(
-        qp_type=QPT_RC, scq=entry.cq.raw, rcq=entry.cq.raw, cap=cap, sq_sig_all=int(caps.signal_all)
+        qp_type=qp_type(caps.transport),
+        scq=entry.cq.raw,
+        rcq=entry.cq.raw,
+        srq=entry.srq.raw if entry.srq else None,
+        cap=cap,
+        sq_sig_all=int(caps.signal_all),
     )
     return library.QP(entry.pd.raw, init), init
 
@@ -221,4 +234,6 @@ def register(entry: QPEntry) -> Endpoint:
     front: Endpoint = entry.host.add(entry, Endpoint, facts)
     entry.cq.qps[entry.qp_num] = entry
     entry.pd.users[front.handle] = front
+    if entry.srq is not None:
+        entry.srq.users[front.handle] = front
     return front

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_rdma.errors import RdmaEnvironmentError, VerbsError, errno_text
 
-MODULES = ("device", "pd", "mr", "cq", "qp", "addr", "pyverbs_error")
+MODULES = ("device", "pd", "mr", "cq", "srq", "qp", "wr", "addr", "pyverbs_error")
 HOW_TO_INSTALL = "install it: `apt-get install python3-pyverbs` or `dnf install python3-pyverbs`"
 
 

@@ -54,7 +54,7 @@ def modify(qp: Any, state: QPState | None, attributes: dict[str, Any]) -> None:
         wanted.qp_state = int(state)
         mask |= QP_STATE
     if vector:
-        wanted.ah_attr = _ah_attr(vector)
+        wanted.ah_attr = address_handle_attributes(vector)
         mask |= QP_AV
     for name, value in values.items():
         setattr(wanted, name, mtu_code(value) if name == "path_mtu" else int(value))
@@ -62,7 +62,8 @@ def modify(qp: Any, state: QPState | None, attributes: dict[str, Any]) -> None:
     qp.modify(wanted, mask)
 
 
-def _ah_attr(vector: dict[str, Any]) -> Any:
+def address_handle_attributes(vector: dict[str, Any]) -> Any:
+    """Return pyverbs' AHAttr of an address vector."""
     addr = pyverbs().addr
     route = None
     if "dgid" in vector:

@@ -16,12 +16,10 @@ from pytest_rdma.model import AsyncEvent, Completion, QPState, RecvWR, SendWR
 from pytest_rdma.verbs_check import check_recvs, check_sends
 from pytest_rdma.verbs_cq import CQEntry
 from pytest_rdma.verbs_modify import query
-from pytest_rdma.verbs_queue import QPEntry
+from pytest_rdma.verbs_queue import QPEntry, account
 
 SLICE_S = 0.05
 SHOWN = 8
-WC_RECV = 128
-WC_WITH_IMM = 2
 ASYNC_EVENTS = (
     "CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "PATH_MIG", "PATH_MIG_ERR",
     "DEVICE_FATAL", "PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "SRQ_ERR",
@@ -75,35 +73,25 @@ def _numbered(entry: QPEntry, requests: Sequence[Any]) -> list[Any]:
 
 
 def post_sends(entry: QPEntry, requests: Sequence[SendWR]) -> None:
-    # counted before they are posted: another thread may reap a completion before this one runs again
+    post_prepared(entry, requests, entry.address.prepare(requests) if entry.address else native.SendList(requests))
+
+
+def post_prepared(entry: QPEntry, requests: Sequence[SendWR], prepared: native.SendList) -> None:
     every = entry.caps.signal_all
     posted = [(request.wr_id, request.signaled or every) for request in requests]
-    with entry.in_use:
-        with entry.lock:
-            entry.sends.extend(posted)
-        result, index = native.load().post_send(entry.pointer, requests)
+    with entry.in_use, entry.lock:  # held, so that who reaps its completion finds a request counted
+        result, index = native.load().post_send(entry.pointer, prepared)
+        entry.sends.extend(posted[:index])
     if result:
-        _take_back(entry, entry.sends, posted[index:])
         raise _post_error(entry, "send", -result, index, requests[index])
 
 
 def post_recvs(entry: QPEntry, requests: Sequence[RecvWR]) -> None:
-    posted = [request.wr_id for request in requests]
-    with entry.in_use:
-        with entry.lock:
-            entry.recvs.extend(posted)
+    with entry.in_use, entry.lock:
         result, index = native.load().post_recv(entry.pointer, requests)
+        entry.recvs.extend(request.wr_id for request in requests[:index])
     if result:
-        _take_back(entry, entry.recvs, posted[index:])
         raise _post_error(entry, "receive", -result, index, requests[index])
-
-
-def _take_back(entry: QPEntry, queue: Any, refused: list[Any]) -> None:
-    with entry.lock:
-        queue.reverse()
-        for one in refused:
-            queue.remove(one)
-        queue.reverse()
 
 
 def _post_error(entry: QPEntry, what: str, number: int, index: int, request: SendWR | RecvWR) -> PostError:
@@ -128,32 +116,6 @@ def _post_error(entry: QPEntry, what: str, number: int, index: int, request: Sen
 
 
 # -- completions
-
-
-def account(cq: CQEntry, completions: Sequence[Completion]) -> None:
-    """Take completed requests, and the unsignaled ones before them, off what is outstanding."""
-    for one in completions:
-        entry = cq.qps.get(one.qp_num)
-        if entry is not None:
-            with entry.lock:
-                _account_one(entry, one)
-
-
-def _account_one(entry: QPEntry, one: Completion) -> None:
-    received = one.opcode & WC_RECV if one.status == 0 else not any(one.wr_id == wr_id for wr_id, _ in entry.sends)
-    if received:
-        _retire(entry.recvs, (one.wr_id,))
-    elif one.status:
-        _retire(entry.sends, ((one.wr_id, True), (one.wr_id, False)))
-    else:
-        _retire(entry.sends, ((one.wr_id, True),))
-
-
-def _retire(queue: Any, wanted: tuple[Any, ...]) -> None:
-    """Drop the first that matches and all before it; a completion of what was not counted drops nothing."""
-    position = next((index for index, posted in enumerate(queue) if posted in wanted), -1)
-    for _ in range(position + 1):
-        queue.popleft()
 
 
 def reap(cq: CQEntry, want: int, deadline: Deadline, at_most: int) -> list[Completion]:
@@ -187,14 +149,14 @@ def collect(cq: CQEntry, qp_num: int | None, count: int, exactly: bool, deadline
         came = reap(cq, missing if exactly else 1, deadline, missing)
         mine = [one for one in came if qp_num is None or one.qp_num == qp_num]
         if len(mine) < len(came):
-            cq.stash.extend(one for one in came if one not in mine)
+            cq.keep([one for one in came if one not in mine])
         got += mine
         if len(mine) < missing:
             got += _take(cq, count - len(got), qp_num)
         if deadline.passed or deadline.stop:
             break
     if exactly and len(got) < count and deadline.stop:
-        cq.stash[:0] = got
+        cq.keep(got, first=True)
         raise StoppedError(f"stopped after {len(got)} of {count} completions")
     return got
 
@@ -204,7 +166,7 @@ def op_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exactl
     entry: QPEntry = host.entry("qp", handle)
     got = collect(entry.cq, entry.qp_num, count, exactly, deadline)
     if exactly and len(got) < count:
-        entry.cq.stash[:0] = got
+        entry.cq.keep(got, first=True)
         raise DeadlineError(f"{len(got)} of {count} completions {_within(entry, deadline)}; {explain_wait(entry)}")
     return got
 
@@ -214,8 +176,8 @@ def op_cq_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exa
     cq: CQEntry = host.entry("cq", handle)
     got = collect(cq, None, count, exactly, deadline)
     if exactly and len(got) < count:
-        cq.stash[:0] = got
-        users = "; ".join(explain_wait(entry) for entry in cq.qps.values()) or "no QP uses the CQ"
+        cq.keep(got, first=True)
+        users = "; ".join(explain_wait(entry) for entry in list(cq.qps.values())) or "no QP uses the CQ"
         raise DeadlineError(
             f"{len(got)} of {count} completions within {deadline.timeout_s:g} s on {host.name}; {users}"
         )
@@ -238,10 +200,10 @@ def op_wait(host: LocalHost, deadline: Deadline, handle: int, wr_ids: Sequence[i
         if not missing:
             break
         if passed or deadline.stop:
-            entry.cq.stash[:0] = [one for several in found.values() for one in several]
+            entry.cq.keep([one for several in found.values() for one in several], first=True)
             raise _not_completed(entry, missing, deadline)
         passed = deadline.passed  # one more look after the time is up, so that what came in time counts
-        entry.cq.stash.extend(reap(entry.cq, 1, deadline, max(len(missing), 1)))
+        entry.cq.keep(reap(entry.cq, 1, deadline, max(len(missing), 1)))
     done = [found[wr_id].pop(0) for wr_id in wr_ids]
     check_success(done, f"{entry.label} on {entry.where}")
     return done
@@ -289,7 +251,9 @@ def _outstanding(entry: QPEntry) -> str:
 
 @op("qp.arm")
 def op_arm(host: LocalHost, deadline: Deadline, handle: int, solicited_only: bool) -> None:
-    native.load().req_notify(_event_cq(host, handle).pointer, solicited_only)
+    cq = _event_cq(host, handle)
+    with cq.in_use:
+        native.load().req_notify(cq.pointer, solicited_only)
 
 
 @op("qp.wait_event")
@@ -330,8 +294,11 @@ def _event_name(number: int) -> str:
 
 def _event_element(host: LocalHost, event: Any) -> str:
     name = _event_name(event.type)
-    if name.startswith(("QP", "COMM", "SQ", "PATH")):
+    if name.startswith(("QP", "COMM", "SQ_", "PATH")):
         return f"QP {event.number:#x}"
+    if name.startswith("SRQ"):
+        known = (srq.front.label for srq in host.entries("srq") if srq.pointer == event.element)
+        return next(known, "an SRQ")
     if name == "CQ_ERR":
         return f"CQ {event.number}"
     if name in ("PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "CLIENT_REREGISTER", "GID_CHANGE"):
@@ -347,6 +314,8 @@ def op_state(host: LocalHost, deadline: Deadline, handle: int) -> int:
 
 @op("qp.query")
 def op_query(host: LocalHost, deadline: Deadline, handle: int) -> dict[str, Any]:
-    found: dict[str, Any] = query(host.entry("qp", handle).raw_qp)
+    entry: QPEntry = host.entry("qp", handle)
+    with entry.in_use:
+        found: dict[str, Any] = query(entry.raw_qp)
     found["qp_state"] = QPState(found["qp_state"])
     return found

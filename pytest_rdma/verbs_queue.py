@@ -1,11 +1,12 @@
-"""RC QPs of a LocalHost: what changes about them, how they move from state to state and are destroyed."""
+"""QPs of a LocalHost: what changes about them, how they move from state to state and are destroyed."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_rdma import native
 from pytest_rdma.deadline import Deadline
@@ -13,6 +14,7 @@ from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import VerbsError
 from pytest_rdma.host import InUse, LocalHost, Resource, close_all, op
 from pytest_rdma.model import (
+    Completion,
     ConnectionAttributes,
     EndpointCaps,
     ExchangeRecord,
@@ -24,7 +26,13 @@ from pytest_rdma.model import (
 from pytest_rdma.verbs_cq import CQEntry
 from pytest_rdma.verbs_library import error_number, pyverbs
 from pytest_rdma.verbs_memory import MREntry, PDEntry
-from pytest_rdma.verbs_modify import address_vector, explain_modify, modify
+from pytest_rdma.verbs_modify import explain_modify, modify
+from pytest_rdma.verbs_transports import Address, init_attributes, rtr_attributes, rts_attributes
+
+if TYPE_CHECKING:
+    from pytest_rdma.verbs_srq import SRQEntry
+
+WC_RECV = 128
 
 
 class QPEntry(Resource):
@@ -55,6 +63,8 @@ class QPEntry(Resource):
         self.next_wr_id = 1
         self.rd_atomic: int | None = None
         self.remote: RemoteMemory | None = None
+        self.address: Address | None = None
+        self.srq: SRQEntry | None = None
         self.buffer: MREntry
 
     @property
@@ -72,30 +82,62 @@ class QPEntry(Resource):
 
     def live_state(self) -> QPState:
         """Ask the driver for the state."""
-        attributes, _ = self.raw_qp.query(1)
+        with self.in_use:
+            attributes, _ = self.raw_qp.query(1)
         self.state = QPState(attributes.qp_state)
         return self.state
 
     def forget_outstanding(self) -> None:
         """After RESET nothing is outstanding, and completions of before mean nothing."""
+        with self.cq.in_use:
+            while left := native.load().poll(self.cq.pointer, 1, 0):
+                account(self.cq, left)
+                self.cq.keep(left)
+        self.cq.forget(self.qp_num)
         with self.lock:
             self.sends.clear()
             self.recvs.clear()
-        native_poll = native.load().poll
-        while True:
-            left = native_poll(self.cq.pointer, 1, 0)
-            if not left:
-                break
-            self.cq.stash.extend(left)
-        self.cq.stash[:] = [one for one in self.cq.stash if one.qp_num != self.qp_num]
+
+    def forget_address(self) -> None:
+        address, self.address = self.address, None
+        if address is not None:
+            address.close()
 
     def close(self) -> None:
         self.cq.qps.pop(self.qp_num, None)
         self.pd.users.pop(self.front.handle, None)
+        if self.srq is not None:
+            self.srq.users.pop(self.front.handle, None)
         self.in_use.end()
-        closers = [self.raw_qp.close]
+        closers = [self.raw_qp.close, self.forget_address]
         closers += [partial(self.host.discard, entry.front.handle) for entry in self.owned]
         close_all(closers)
+
+
+def account(cq: CQEntry, completions: Sequence[Completion]) -> None:
+    """Take completed requests, and the unsignaled ones before them, off what is outstanding."""
+    for one in completions:
+        entry = cq.qps.get(one.qp_num)
+        if entry is not None:
+            with entry.lock:
+                _account_one(entry, one)
+
+
+def _account_one(entry: QPEntry, one: Completion) -> None:
+    received = one.opcode & WC_RECV if one.status == 0 else not any(one.wr_id == wr_id for wr_id, _ in entry.sends)
+    if received:
+        _retire(entry.recvs, (one.wr_id,))
+    elif one.status:
+        _retire(entry.sends, ((one.wr_id, True), (one.wr_id, False)))
+    else:
+        _retire(entry.sends, ((one.wr_id, True),))
+
+
+def _retire(queue: Any, wanted: tuple[Any, ...]) -> None:
+    """Drop the first that matches and all before it; a completion of what was not counted drops nothing."""
+    position = next((index for index, posted in enumerate(queue) if posted in wanted), -1)
+    for _ in range(position + 1):
+        queue.popleft()
 
 
 class Raw:
@@ -110,19 +152,14 @@ class Raw:
 
 
 def to_init(entry: QPEntry) -> None:
-    caps = entry.caps
-    access = caps.access if caps.qp_access is None else caps.qp_access
-    move(
-        entry,
-        QPState.INIT,
-        {"pkey_index": entry.pkey_index, "port_num": entry.port.number, "qp_access_flags": int(access)},
-    )
+    move(entry, QPState.INIT, init_attributes(entry))
 
 
 def move(entry: QPEntry, state: QPState | None, attributes: dict[str, Any], peer: ExchangeRecord | None = None) -> None:
     """Modify the QP; the error says all that could have been wrong with it."""
     try:
-        modify(entry.raw_qp, state, attributes)
+        with entry.in_use:
+            modify(entry.raw_qp, state, attributes)
     except pyverbs().pyverbs_error.PyverbsRDMAError as error:
         number = error_number(error)
         raise VerbsError(explain_modify(entry, state, attributes, peer, number), errno=number) from error
@@ -138,29 +175,16 @@ def op_qp_rtr(
 ) -> None:
     """Move to RTR towards the QP that `peer` describes."""
     entry = host.entry("qp", handle)
-    wanted = {
-        **address_vector(entry, peer, attributes),
-        "path_mtu": attributes.mtu,
-        "dest_qp_num": peer.qp_num,
-        "rq_psn": peer.psn,
-        "max_dest_rd_atomic": attributes.rd_atomic,
-        "min_rnr_timer": attributes.min_rnr_timer,
-    }
-    move(entry, QPState.RTR, wanted, peer)
+    move(entry, QPState.RTR, rtr_attributes(entry, peer, attributes), peer)
+    if entry.caps.transport == "UD":
+        entry.address = Address(entry, peer, attributes)
     entry.remote = entry.front.remote = peer.memory
 
 
 @op("qp.rts")
 def op_qp_rts(host: LocalHost, deadline: Deadline, handle: int, attributes: ConnectionAttributes) -> None:
     entry = host.entry("qp", handle)
-    wanted = {
-        "timeout": attributes.ack_timeout,
-        "retry_cnt": attributes.retry_count,
-        "rnr_retry": attributes.rnr_retry,
-        "sq_psn": entry.front.record.psn,
-        "max_rd_atomic": attributes.rd_atomic,
-    }
-    move(entry, QPState.RTS, wanted)
+    move(entry, QPState.RTS, rts_attributes(entry, attributes))
     entry.rd_atomic = attributes.rd_atomic
 
 
@@ -176,6 +200,7 @@ def op_qp_reset(host: LocalHost, deadline: Deadline, handle: int) -> None:
     entry = host.entry("qp", handle)
     move(entry, QPState.RESET, {})
     entry.remote = entry.front.remote = entry.rd_atomic = None
+    entry.forget_address()
     to_init(entry)
 
 

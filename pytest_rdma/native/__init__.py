@@ -42,6 +42,7 @@ __all__ = [
     "library_bytes",
     "load",
     "load_bytes",
+    "object_pointer",
     "pattern",
     "qp_pointer",
 ]
@@ -151,3 +152,8 @@ def qp_pointer(qp: Any, *, pd: Any = None, context: Any = None) -> int:
 def cq_pointer(cq: Any, *, context: Any = None) -> int:
     """Return the address of the `struct ibv_cq` behind a pyverbs CQ, also of one without a QP."""
     return pointers.cq_pointer(load(), cq, context)
+
+
+def object_pointer(instance: Any, words: dict[int, int], numbers: dict[int, int] | None = None) -> int:
+    """Return the address of the structure behind another pyverbs object; see `pointers`."""
+    return pointers.object_pointer(load(), instance, words, numbers or {})

@@ -35,6 +35,7 @@ from pytest_rdma.native.structs import (
 
 _FENCE, _SIGNALED, _SOLICITED, _INLINE = 1, 2, 4, 8
 _WC_WITH_IMM = 2
+_WC_WITH_INV = 8
 _WC_SUCCESS = 0
 _WC_RECV = 128
 _MASK64 = (1 << 64) - 1
@@ -147,9 +148,12 @@ def _send_flags(request: SendWR) -> int:
 
 def _completion(wc: WCStruct) -> Completion:
     # rxe sets the flag, without a value, for the sender of an immediate too.
-    has_imm = wc.status == _WC_SUCCESS and wc.opcode & _WC_RECV and wc.wc_flags & _WC_WITH_IMM
-    imm = wc.imm if has_imm else None
-    return Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, imm, wc.vendor_err, wc.qp_num, wc.wc_flags)
+    received = wc.status == _WC_SUCCESS and wc.opcode & _WC_RECV
+    imm = wc.imm if received and wc.wc_flags & _WC_WITH_IMM else None
+    invalidated = wc.imm if received and wc.wc_flags & _WC_WITH_INV else None
+    return Completion(
+        wc.wr_id, wc.status, wc.opcode, wc.byte_len, imm, wc.vendor_err, wc.qp_num, wc.wc_flags, invalidated
+    )
 
 
 def _stop_address(stop: StopFlag | None) -> int | None:

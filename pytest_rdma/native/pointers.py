@@ -59,6 +59,24 @@ def cq_pointer(native: Native, cq: Any, context: Any = None) -> int:
     return _search(cq, agrees)
 
 
+def object_pointer(native: Native, instance: Any, words: dict[int, int], numbers: dict[int, int]) -> int:
+    """Return the address of the structure behind any other object: the one that has these at their offsets in bytes.
+
+    `words` are of 64 bits and `numbers` of 32: the addresses of its context and PD, and what pyverbs says of it.
+    """
+    expected = {offset: value.to_bytes(8, sys.byteorder) for offset, value in words.items()}
+    expected.update({offset: value.to_bytes(4, sys.byteorder) for offset, value in numbers.items()})
+    size = max(offset + len(value) for offset, value in expected.items())
+
+    def agrees(address: int) -> bool:
+        there = native.peek(address, size)
+        return there is not None and all(
+            there[offset : offset + len(value)] == value for offset, value in expected.items()
+        )
+
+    return _search(instance, agrees)
+
+
 def _on_class(instance: Any, name: str) -> bool:
     return any(name in vars(base) for base in type(instance).__mro__)
 

@@ -126,7 +126,7 @@ def import_pyverbs(folder: Path, python: str = sys.executable) -> str:
 
 def fake_pyverbs(folder: Path, code: str) -> Path:
     (folder / "pyverbs").mkdir()
-    for name in ("__init__", "pd", "mr", "cq", "qp", "addr", "pyverbs_error"):
+    for name in ("__init__", "pd", "mr", "cq", "srq", "qp", "wr", "addr", "pyverbs_error"):
         (folder / "pyverbs" / f"{name}.py").touch()
     (folder / "pyverbs" / "device.py").write_text(code)
     return folder
