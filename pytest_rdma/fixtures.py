@@ -153,8 +153,8 @@ def rdma_pairs(
         *,
         connect: bool = True,
         overrides: dict[str, dict[str, Any]] | None = None,
-        **changes: Any,
         shared: dict[str, dict[str, Any]] | None = None,
+        **changes: Any,
     ) -> Pair:
         caps = (caps or marked_caps(request.node)).with_(**changes)
         pair = _rdma_session.pair(rdma_local, rdma_peer, caps, shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_rdma import native
@@ -58,6 +59,17 @@ class CQEntry(Resource):
     def channel_pointer(self) -> int:
         view = native.load().cq_view(self.pointer)
         return view.channel if view else 0
+
+    def keep(self, completions: Sequence[Completion], *, first: bool = False) -> None:
+        """Keep for later what was polled and not asked for; `first` puts back what was taken."""
+        with self.lock:
+            place = 0 if first else len(self.stash)
+            self.stash[place:place] = completions
+
+    def forget(self, qp_num: int) -> None:
+        """Drop what is kept of a QP."""
+        with self.lock:
+            self.stash[:] = [one for one in self.stash if one.qp_num != qp_num]
 
     def close(self) -> None:
         self.in_use.end()
