@@ -57,11 +57,12 @@ install_packages() { # functions that list packages; the lab's own list needs py
     [ ${#lines[@]} = 0 ] || apt_install "${lines[@]}"
 }
 
-# The stamp holds what the environment was made from: a second run finds it and installs nothing.
-install_environment() { # extras, e.g. benchmark,test
+# The stamp holds what the environment was made from: a second run finds it and installs nothing. One with more extras
+# will do. The sources are used where they are, and the helper is compiled when it is first needed.
+install_environment() { # extras: benchmark, or benchmark,test
     local extras=$1 stamp
-    stamp=$(cat pyproject.toml setup.py pytest_rdma/native/*.[ch] | sha256sum; echo "$extras")
-    [ "$(cat .venv/prepared 2>/dev/null)" = "$stamp" ] && return
+    stamp="$(cat pyproject.toml setup.py | sha256sum) $extras"
+    [[ "$(cat .venv/prepared 2>/dev/null)" = "$stamp"* ]] && return
     say "making the virtual environment .venv with pytest-rdma[$extras]"
     [ -x .venv/bin/python ] || python3 -m venv .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
