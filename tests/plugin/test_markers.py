@@ -16,6 +16,11 @@ def refused(result: pytest.RunResult) -> str:
     [
         ("rdma_caps(send_dept=4)", "rdma_caps knows no 'send_dept'; names are send_depth, recv_depth, *"),
         ("rdma_caps(4)", "rdma_caps takes keywords only, not 4"),
+        ("rdma_caps(send_depth=-1)", "send_depth=-1: it is a whole number from 0 to 2147483647"),
+        ("rdma_caps(buffer_bytes=0)", "buffer_bytes=0: it is a whole number from 1 to 9223372036854775807"),
+        ("rdma_caps(inline_bytes=1.5)", "inline_bytes=1.5: it is a whole number *"),
+        ("rdma_caps(access='all')", "access='all': it is a whole number *"),
+        ("rdma_caps(qp_access=1 << 40)", "qp_access=1099511627776: it is a whole number *"),
         ("rdma_requires('atomic')", "rdma_requires knows no 'atomic'; names are atomics, srq, *"),
         ("rdma_requires(max_sges=4)", "rdma_requires knows no minimum 'max_sges'; minimums are *"),
         ("rdma_requires(max_sge='4')", "rdma_requires(max_sge='4'): a minimum is a whole number"),
