@@ -63,15 +63,23 @@ class Lab:
 class Booting:
     """A lab on its way up: `ready()` waits for it, `close()` gives it up."""
 
-    def __init__(self, connection: client.Connection, process: subprocess.Popen[bytes] | None, note: Note) -> None:
+    def __init__(
+        self,
+        connection: client.Connection,
+        process: subprocess.Popen[bytes] | None,
+        note: Note,
+        timeout_s: float = client.ANSWER_S,
+    ) -> None:
         self._connection = connection
         self._process = process
         self._note = note
+        self._timeout_s = timeout_s
 
     def ready(self) -> Lab:
         """Wait until both hosts answer and return the lab."""
         try:
-            return Lab(self._connection.state(self._note), self._connection, self._process)
+            state = self._connection.state(self._note, self._timeout_s)
+            return Lab(state, self._connection, self._process)
         except BaseException:
             self.close()
             raise
@@ -93,7 +101,8 @@ def begin(note: Note | None = None, *, private: bool = False, timeout_scale: flo
     require("boot")
     image = ensure_image(say)
     connection, process = client.start_private(image, timeout_scale)
-    return Booting(connection, process, say)
+    # each guest's own deadline is scaled too, and is the one that says what went wrong
+    return Booting(connection, process, say, client.ANSWER_S * max(1.0, timeout_scale))
 
 
 def obtain(note: Note | None = None, *, private: bool = False, timeout_scale: float = 1.0) -> Lab:

@@ -147,19 +147,20 @@ def _make_root(directory: Path, source_lines: tuple[str, ...]) -> None:
         bootstrap = subprocess.Popen(
             _mmdebstrap(directory, source_lines), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output
         )
+        assert bootstrap.stdout is not None
         try:
             squashed = subprocess.run(
                 squash, stdin=bootstrap.stdout, stdout=output, stderr=output, timeout=BUILD_TIMEOUT_S
             )
+            bootstrap.stdout.close()  # or, where mksquashfs ended early, nobody would tell mmdebstrap
             status = bootstrap.wait(timeout=60)
         except subprocess.TimeoutExpired:
             raise RdmaEnvironmentError(f"building the lab image did not end within {BUILD_TIMEOUT_S:g} s") from None
         finally:
-            assert bootstrap.stdout is not None
             bootstrap.stdout.close()
             if bootstrap.poll() is None:
                 bootstrap.terminate()
-                bootstrap.wait()
+                bootstrap.wait(timeout=60)
     if status or squashed.returncode:
         raise RdmaEnvironmentError(
             _failure(log, "mmdebstrap" if status else "mksquashfs", status or squashed.returncode)
