@@ -215,11 +215,11 @@ class RdmaSession:
         for session in (self, *self._derived):
             if session.config == config:
                 return session
-        opened = next((session for session in (self, *self._derived) if session.hosts.made), None)
+        opened = next((session for session in (self, *self._derived) if session.hosts.made), self)
+        if opened.hosts.made and opened.config.hosts != config.hosts:
+            raise RdmaUsageError("an own rdma_config names other hosts than those that this run has opened already")
         derived = RdmaSession(config, self.run_id, self.lab() if config.lab.value else None)
-        if opened is not None:
-            if opened.config.hosts != config.hosts:
-                raise RdmaUsageError("an own rdma_config names other hosts than those that this run has opened already")
+        if opened.config.hosts == config.hosts:
             derived.hosts = opened.hosts
         self._derived.append(derived)
         return derived

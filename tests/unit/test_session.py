@@ -80,6 +80,13 @@ def test_a_session_that_opened_nothing_closes_in_peace() -> None:
     session.close()
 
 
+def test_one_run_has_one_pair_of_hosts_whichever_configuration_comes_first() -> None:
+    session = RdmaSession(RdmaConfig())
+    tuned = session.for_config(session.config.with_(mtu=1024))
+    assert tuned.local is session.for_config(session.config).local
+    session.close()
+
+
 def test_another_configuration_shares_the_hosts_unless_it_names_others() -> None:
     session = RdmaSession(RdmaConfig())
     assert session.for_config(session.config) is session
