@@ -40,7 +40,6 @@ STAYS = (
     "remote",
     "report",
     "running",
-    "running",
     "session",
     "ssh",
     "ssh_config",
