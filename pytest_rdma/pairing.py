@@ -71,7 +71,10 @@ class Pair:
         return self.local, self.peer
 
     def connect(self, overrides: Overrides | None = None) -> None:
-        """Move both ends to RTR, then both to RTS.
+        """Move both ends to RTR and on to RTS.
+
+        One end may be in RTS while the other is not yet in RTR: nothing is sent before both are, because no test can
+        post before this returns.
 
         `overrides={"local": {...}}` forges: fields of ExchangeRecord are what the local end tells the peer, fields of
         ConnectionAttributes are how the local end itself is set; `"peer"` likewise.
@@ -80,10 +83,9 @@ class Pair:
         hosts, handles = [end.host for end in self.ends], [end.handle for end in self.ends]
         for end in self.ends:
             end.check_usable()
-        to_rtr = [(handles[0], records[1], attributes[0]), (handles[1], records[0], attributes[1])]
-        both(hosts, "qp.rtr", to_rtr)
+        towards = [(handles[0], records[1], attributes[0]), (handles[1], records[0], attributes[1])]
+        both(hosts, "qp.connect", towards)
         self.local.remote, self.peer.remote = records[1].memory, records[0].memory
-        both(hosts, "qp.rts", list(zip(handles, attributes)))
 
     def _forged(self, overrides: Overrides) -> tuple[list[ExchangeRecord], list[ConnectionAttributes]]:
         unknown = set(overrides) - set(SIDES)

@@ -169,21 +169,16 @@ def move(entry: QPEntry, state: QPState | None, attributes: dict[str, Any], peer
         entry.forget_outstanding()
 
 
-@op("qp.rtr")
-def op_qp_rtr(
+@op("qp.connect")
+def op_qp_connect(
     host: LocalHost, deadline: Deadline, handle: int, peer: ExchangeRecord, attributes: ConnectionAttributes
 ) -> None:
-    """Move to RTR towards the QP that `peer` describes."""
+    """Move to RTR towards the QP that `peer` describes, and on to RTS."""
     entry = host.entry("qp", handle)
     move(entry, QPState.RTR, rtr_attributes(entry, peer, attributes), peer)
     if entry.caps.transport == "UD":
         entry.address = Address(entry, peer, attributes)
     entry.remote = entry.front.remote = peer.memory
-
-
-@op("qp.rts")
-def op_qp_rts(host: LocalHost, deadline: Deadline, handle: int, attributes: ConnectionAttributes) -> None:
-    entry = host.entry("qp", handle)
     move(entry, QPState.RTS, rts_attributes(entry, attributes))
     entry.rd_atomic = attributes.rd_atomic
 

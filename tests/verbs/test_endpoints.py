@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import calls
 import pytest
 
 from pytest_rdma import Host, Pair, QPState, SendWR, Sge, WCOpcode
@@ -21,6 +22,7 @@ from pytest_rdma.errors import (
 from pytest_rdma.model import Access, EndpointCaps, Opcode
 
 if TYPE_CHECKING:
+    from pytest_rdma.endpoint import CQ, Endpoint
     from pytest_rdma.session import DeviceContext
 
 Pairs = Callable[..., Pair]
@@ -252,6 +254,18 @@ def test_closing_ends_a_wait_that_is_under_way(nothing_is_left: None, rdma_pairs
         waiting.result()
 
 
+def test_a_reset_takes_nothing_from_another_qp_of_the_cq(
+    rdma_cq: Callable[..., CQ], rdma_qp: Callable[..., Endpoint]
+) -> None:
+    cq = rdma_cq()
+    one, other = rdma_qp(cq=cq), rdma_qp(cq=cq, recv_depth=4)
+    received = [other.post_recv() for _ in range(other.caps.recv_depth)]
+    other.to_error()
+    one.reset()
+    assert [completion.wr_id for completion in other.poll(len(received))] == received
+    other.post_recv()
+
+
 @pytest.mark.rdma_caps(events=True)
 def test_an_event_comes_once_for_a_queue_that_was_armed(rdma_pair: Pair) -> None:
     rdma_pair.peer.arm()
@@ -302,17 +316,19 @@ def test_pairs_leave_nothing_behind(nothing_is_left: None, rdma_pairs: Pairs) ->
         pair.close()
 
 
-def test_a_pair_costs_at_most_four_round_trips_a_host(rdma_local: Host, rdma_peer: Host, rdma_pairs: Pairs) -> None:
+def test_a_pair_and_an_echo_cost_at_most_four_round_trips_a_host(
+    rdma_local: Host, rdma_peer: Host, rdma_pairs: Pairs
+) -> None:
     before = rdma_local.round_trips, rdma_peer.round_trips
-    rdma_pairs().close()
+    pair = rdma_pairs(connect=False)
+    pair.connect({"local": {"rnr_retry": 7}})  # the message may come before the echo's receive is posted
+    echoing = rdma_peer.submit_call(calls.answer, pair.peer)
+    assert rdma_local.call(calls.ask, pair.local, b"echo") == b"echo"
+    echoing.result()
+    pair.close()
     assert rdma_local.round_trips - before[0] <= 4
     assert rdma_peer.round_trips - before[1] <= 4
 
 
 def test_pyverbs_objects_are_reached_where_the_endpoint_lives(rdma_pair: Pair) -> None:
-    assert rdma_pair.local.host.call(number_by_pyverbs, rdma_pair.local) == rdma_pair.local.qp_num
-
-
-def number_by_pyverbs(endpoint: object) -> int:
-    number: int = endpoint.raw.qp.qp_num  # type: ignore[attr-defined]
-    return number
+    assert rdma_pair.local.host.call(calls.number_by_pyverbs, rdma_pair.local) == rdma_pair.local.qp_num
