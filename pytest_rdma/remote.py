@@ -372,7 +372,11 @@ class RemoteHost(Host):
         self._end(0.0)
         self.restart_cause = f"{cause}{test}"
         self.generation += 1
-        self.open()
+        try:
+            self.open()
+        except HostUnreachableError as error:
+            error.args = (f"{self.name} was lost ({self.restart_cause}) and does not come back: {error}",)
+            raise
 
     def spawn(self) -> RemoteHost:
         """Return a second agent on the same host; over SSH it shares the connection."""

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import remote_functions
 from sshd import Sshd
-from streams_tools import gone, stub_pyverbs
+from streams_tools import gone, script, stub_pyverbs
 
 from pytest_rdma import remote, ssh_connection
-from pytest_rdma.errors import HostLostError, RdmaUsageError, StaleHandleError, StoppedError
+from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, StaleHandleError, StoppedError
 from pytest_rdma.host import LocalHost
 from pytest_rdma.remote import ExecTarget, RemoteHost
 
@@ -128,6 +128,20 @@ def test_a_call_that_holds_the_gil_for_long_is_not_a_dead_agent(
     assert host.invoke("process.kill", host.info.pid, 0, timeout_s=0.2) is None
     call.result()
     assert host.lost is None
+
+
+def test_a_lost_host_that_does_not_come_back_says_why_it_was_lost_first(
+    open_host: Open, pythonpath: str, tmp_path: Path
+) -> None:
+    once = script(tmp_path / "once", f'#!/bin/sh\nmkdir {tmp_path}/used || exit 9\nPYTHONPATH={pythonpath} exec "$@"\n')
+    host = open_host(ExecTarget(once))
+    host.current_test = "test_that_broke_it"
+    os.kill(host.info.pid, signal.SIGKILL)
+    with pytest.raises(HostLostError):
+        host.run(["true"])
+    first = r"host2 was lost \(the agent ended: killed by SIGKILL during test_that_broke_it\)"
+    with pytest.raises(HostUnreachableError, match=f"{first} and does not come back: .*exit status 9"):
+        host.ensure()
 
 
 @pytest.mark.parametrize("way", ["process", "paramiko"])
