@@ -29,20 +29,23 @@ Op = Callable[..., Any]
 OpT = TypeVar("OpT", bound=Op)
 
 OPS: dict[str, Op] = {}
-OP_MODULES = (
-    "device_lock",
-    "verbs_device",
-    "verbs_memory",
-    "verbs_cq",
-    "verbs_create",
-    "verbs_queue",
-    "verbs_post",
-    "verbs_cm",
-    "verbs_srq",
-    "verbs_mw",
-    "programs",
-    "shipping",
-)
+OP_MODULES = {
+    "call": ("shipping",),
+    "cm": ("verbs_cm",),
+    "cq": ("verbs_cq", "verbs_post"),
+    "device": ("verbs_device",),
+    "file": ("programs",),
+    "host": ("verbs_device", "device_lock"),
+    "mr": ("verbs_memory",),
+    "mw": ("verbs_mw",),
+    "pd": ("verbs_memory",),
+    "process": ("programs",),
+    "program": ("programs",),
+    "qp": ("verbs_create", "verbs_queue", "verbs_post"),
+    "srq": ("verbs_srq",),
+    "traffic": ("verbs_traffic",),
+}
+"""Where ops are, by the first word of their names; loaded when first used, since an emulated host compiles slowly."""
 
 DEFAULT_TIMEOUT_S = 10.0
 
@@ -55,6 +58,14 @@ def op(name: str) -> Callable[[OpT], OpT]:
         return function
 
     return register
+
+
+def find_op(name: str) -> Op | None:
+    """Return the op of that name, after loading the modules where it may be."""
+    if name not in OPS:
+        for module in OP_MODULES.get(name.partition(".")[0], ()):
+            importlib.import_module(f"pytest_rdma.{module}")
+    return OPS.get(name)
 
 
 class Call(ABC):
@@ -326,8 +337,6 @@ class LocalHost(Host):
     """The host of this process: a table of verbs objects, and the ops that work on them."""
 
     def __init__(self, name: str = "local host", *, timeout_scale: float = 1.0) -> None:
-        for module in OP_MODULES:
-            importlib.import_module(f"pytest_rdma.{module}")
         self.name = name
         self.timeout_scale = timeout_scale
         self.contexts: dict[str, Any] = {}
@@ -357,7 +366,7 @@ class LocalHost(Host):
         return LocalCall(self, name, args, Deadline(timeout_s * self.timeout_scale))
 
     def run_op(self, name: str, deadline: Deadline, args: tuple[Any, ...]) -> Any:
-        function = OPS.get(name)
+        function = find_op(name)
         if function is None:
             raise RdmaUsageError(f"{self.name} knows no op {name!r}")
         return function(self, deadline, *args)
