@@ -38,14 +38,20 @@ def call(host: Host, function: Function, *args: Any, timeout_s: float = 30.0, **
     known = _shipped.setdefault(host, set())
     key = (host.generation, spec["digest"])
     sent = {**spec, "source": None} if key in known else spec
-    value = host.invoke("call.run", sent, list(args), kwargs, timeout_s=timeout_s)
+    value = host.invoke("call.run", sent, *_crossed(host, args, kwargs), timeout_s=timeout_s)
     known.add(key)  # only now is it certain that the source has arrived
     return value
 
 
 def submit_call(host: Host, function: Function, *args: Any, timeout_s: float = 30.0, **kwargs: Any) -> Call:
     """Start what `call` runs."""
-    return host.submit("call.run", describe(function, host), list(args), kwargs, timeout_s=timeout_s)
+    return host.submit("call.run", describe(function, host), *_crossed(host, args, kwargs), timeout_s=timeout_s)
+
+
+def _crossed(host: Host, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments as they arrive; on a LocalHost, where nothing crosses, the same as elsewhere."""
+    both = [list(args), kwargs]
+    return list(wire.decode(wire.encode(both, host), host)) if isinstance(host, LocalHost) else both
 
 
 def describe(function: Function, host: Host) -> dict[str, Any]:
@@ -111,10 +117,9 @@ def _run(host: LocalHost, deadline: Deadline, spec: dict[str, Any], args: list[A
     except Exception as error:  # the same class to the caller, wherever the host is
         raise _remote_error(error, host) from error
     try:
-        wire.encode(value, host)
+        return wire.decode(wire.encode(value, host), host)  # as it arrives elsewhere, also where nothing crosses
     except RdmaUsageError as error:
         raise RdmaUsageError(f"the result of {label} on {host.name}: {error}") from None
-    return value
 
 
 def _remote_error(error: Exception, host: LocalHost) -> RemoteError:

@@ -63,6 +63,10 @@ def give(kind: str) -> Any:
     return {"object": object(), "set": {1}, "tuple": (1, b"\x00", None), "module": sys}[kind]
 
 
+def names_of_types(*values: Any, **named: Any) -> list[str]:
+    return [type(value).__name__ for value in (*values, *named.values())]
+
+
 def program_runs(program: Any) -> bool:
     return program.poll() is None and program.host.run(["true"]).returncode == 0
 

@@ -13,6 +13,7 @@ from streams_tools import script
 
 from pytest_rdma.errors import PostError, RdmaUsageError, RemoteError
 from pytest_rdma.host import Host
+from pytest_rdma.model import QPState
 from pytest_rdma.remote import RemoteHost
 
 
@@ -64,8 +65,12 @@ def test_handles_arrive_as_live_objects(host: Host) -> None:
         host.call(remote_functions.program_runs, program)
 
 
-def test_plain_data_comes_back(agent: RemoteHost) -> None:
-    assert agent.call(remote_functions.give, "tuple") == [1, b"\x00", None]
+def test_plain_data_arrives_and_comes_back_alike(host: Host) -> None:
+    assert host.call(remote_functions.give, "tuple") == [1, b"\x00", None]
+    assert host.submit_call(remote_functions.give, "tuple").result() == [1, b"\x00", None]
+    assert host.call(remote_functions.names_of_types, (1, 2), key=QPState.RTS) == ["list", "int"]
+    with pytest.raises(RdmaUsageError, match="cannot cross"):
+        host.call(remote_functions.names_of_types, object())
 
 
 @pytest.mark.parametrize("kind", ["object", "set", "module"])
