@@ -13,7 +13,7 @@ from pytest_rdma import native
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import PD, Buffer
 from pytest_rdma.errors import DataMismatchError, RdmaUsageError, RefusedError, VerbsError, errno_text
-from pytest_rdma.host import Handle, LocalHost, Resource, close_all, op
+from pytest_rdma.host import Handle, InUse, LocalHost, Resource, close_all, op
 from pytest_rdma.model import Access
 from pytest_rdma.verbs_device import OpenDevice, open_device
 from pytest_rdma.verbs_library import error_number, pyverbs, verbs_error
@@ -66,12 +66,14 @@ class MREntry(Resource):
             raise verbs_error(attempt, error, explain_registration(pd, length, access, error_number(error))) from error
         self.lkey: int = self.raw.lkey
         self.rkey: int = self.raw.rkey
+        self.in_use = InUse(f"a buffer on {pd.host.name} {pd.device.name}")
 
     def _unmap(self) -> None:
         self._export = None
         self.pages.close()
 
     def close(self) -> None:
+        self.in_use.end()
         self.raw.close()
         self.pd.users.pop(self.front.handle, None)
         self._unmap()
@@ -148,22 +150,27 @@ def op_mr_read(host: LocalHost, deadline: Deadline, handle: int, offset: int, le
 
 @op("mr.memset")
 def op_mr_memset(host: LocalHost, deadline: Deadline, handle: int, byte: int, offset: int, length: int) -> None:
-    ctypes.memset(host.entry("mr", handle).addr + offset, byte, length)
+    entry: MREntry = host.entry("mr", handle)
+    with entry.in_use:
+        ctypes.memset(entry.addr + offset, byte, length)
 
 
 @op("mr.fill")
 def op_mr_fill(
     host: LocalHost, deadline: Deadline, handle: int, seed: int, offset: int, length: int, pattern_offset: int
 ) -> None:
-    native.load().fill(host.entry("mr", handle).addr + offset, length, seed, pattern_offset)
+    entry: MREntry = host.entry("mr", handle)
+    with entry.in_use:
+        native.load().fill(entry.addr + offset, length, seed, pattern_offset)
 
 
 @op("mr.verify")
 def op_mr_verify(
     host: LocalHost, deadline: Deadline, handle: int, seed: int, offset: int, length: int, pattern_offset: int
 ) -> None:
-    entry = host.entry("mr", handle)
-    wrong = native.load().verify(entry.addr + offset, length, seed, pattern_offset)
+    entry: MREntry = host.entry("mr", handle)
+    with entry.in_use:
+        wrong = native.load().verify(entry.addr + offset, length, seed, pattern_offset)
     if wrong is not None:
         size = min(SHOWN_BYTES, length - wrong)
         want = native.pattern(seed, size, pattern_offset + wrong)
@@ -174,8 +181,9 @@ def op_mr_verify(
 def op_mr_check_untouched(
     host: LocalHost, deadline: Deadline, handle: int, byte: int, offset: int, length: int
 ) -> None:
-    entry = host.entry("mr", handle)
-    wrong = native.load().find_not(entry.addr + offset, length, byte)
+    entry: MREntry = host.entry("mr", handle)
+    with entry.in_use:
+        wrong = native.load().find_not(entry.addr + offset, length, byte)
     if wrong is not None:
         want = bytes([byte]) * min(SHOWN_BYTES, length - wrong)
         raise mismatch(host, entry, offset + wrong, want, f"{length} untouched bytes {byte:#04x} at {offset}")

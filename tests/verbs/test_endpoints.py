@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from pytest_rdma.errors import (
 from pytest_rdma.model import Access, EndpointCaps, Opcode
 
 if TYPE_CHECKING:
-    from pytest_rdma.endpoint import CQ, Endpoint
+    from pytest_rdma.endpoint import CQ, Buffer, Endpoint
     from pytest_rdma.session import DeviceContext
 
 Pairs = Callable[..., Pair]
@@ -252,6 +253,15 @@ def test_closing_ends_a_wait_that_is_under_way(nothing_is_left: None, rdma_pairs
     pair.close()
     with pytest.raises(RdmaUsageError, match="closed"):
         waiting.result()
+
+
+def test_memory_stays_while_it_is_filled(rdma_mr: Callable[..., Buffer], rdma_local: Host) -> None:
+    buffer = rdma_mr(16 << 20)
+    filling = rdma_local.submit("mr.fill", buffer.handle, 1, 0, 16 << 20, 0)
+    buffer.close()
+    with contextlib.suppress(RdmaUsageError):  # it was closed before it began
+        filling.result()
+    assert rdma_local.run(["true"]).returncode == 0
 
 
 def test_a_reset_takes_nothing_from_another_qp_of_the_cq(
