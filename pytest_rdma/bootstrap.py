@@ -33,7 +33,6 @@ STAYS = (
     "cli",
     "config",
     "fixtures",
-    "hookspecs",
     "known_hosts",
     "options",
     "plugin",
