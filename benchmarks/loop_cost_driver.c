@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 	struct prdma_lane lane = {.qp = (uintptr_t)&qp, .sends = (uintptr_t)ring, .sends_length = 128,
 				  .send_target = messages, .next_signal = signal_every - 1};
 	struct prdma_run run = {.lanes = (uintptr_t)&lane, .cqs = (uintptr_t)&cqs, .lane_count = 1, .cq_count = 1,
-				.depth = 128, .batch = batch, .signal_every = signal_every, .clock_stride = 1,
+				.depth = 128, .batch = batch, .signal_every = signal_every, .clock_stride = 1, .patience = 1024,
 				.deadline_ns = INT64_C(1) << 60};
 
 	if (argc != 5)

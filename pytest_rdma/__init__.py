@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     )
     from pytest_rdma.pairing import Pair
     from pytest_rdma.status import WCStatus
+    from pytest_rdma.traffic import Latency, PingPong, Pipeline, RecvDrain, TrafficResult
+    from pytest_rdma.traffic_pair import PairResult, run_pairs
 
 _HOMES = {
     "pytest_rdma.cm": ("CMConnection", "CMListener", "CMPair", "CMRequest"),
@@ -69,6 +71,8 @@ _HOMES = {
     ),
     "pytest_rdma.pairing": ("Pair",),
     "pytest_rdma.status": ("WCStatus",),
+    "pytest_rdma.traffic": ("Latency", "PingPong", "Pipeline", "RecvDrain", "TrafficResult"),
+    "pytest_rdma.traffic_pair": ("PairResult", "run_pairs"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -90,20 +94,27 @@ __all__ = [
     "EndpointCaps",
     "Host",
     "HostLostError",
+    "Latency",
     "MemoryWindow",
     "Opcode",
     "Pair",
+    "PairResult",
+    "PingPong",
+    "Pipeline",
     "PostError",
     "QPState",
     "RdmaError",
+    "RecvDrain",
     "RecvWR",
     "RefusedError",
     "RemoteMemory",
     "SendWR",
     "Sge",
+    "TrafficResult",
     "VerbsError",
     "WCOpcode",
     "WCStatus",
+    "run_pairs",
 ]
 __version__ = "0.1.0"
 

@@ -26,7 +26,9 @@ from pytest_rdma.model import (
 )
 
 if TYPE_CHECKING:
+    from pytest_rdma.host import Call
     from pytest_rdma.pairing import Pair
+    from pytest_rdma.traffic import Spec, TrafficResult
 
 
 class PD(Handle):
@@ -363,6 +365,29 @@ class Endpoint(Handle):
         """Return the asynchronous events of the device's context that came; waits up to `timeout_s` for the first."""
         found: list[AsyncEvent] = self._invoke("qp.async_events", timeout_s=timeout_s)
         return found
+
+    # -- traffic
+
+    def run(self, *specs: Spec, others: Sequence[Endpoint] = (), timeout_s: float = 60.0) -> TrafficResult:
+        """Run a Pipeline, a RecvDrain, both, or a PingPong, on this QP and `others` of the same host.
+
+        Whatever ends it early is an error: CompletionError with the first status that is not a flush, DeadlineError
+        with what was done, RefusedError before anything was posted.
+        """
+        call = self.submit_run(*specs, others=others, timeout_s=timeout_s)
+        try:
+            result: TrafficResult = call.result()
+        except BaseException:
+            call.cancel()
+            raise
+        return result
+
+    def submit_run(self, *specs: Spec, others: Sequence[Endpoint] = (), timeout_s: float = 60.0) -> Call:
+        """Start what `run` runs."""
+        for endpoint in (self, *others):
+            endpoint.check_usable()
+        handles = [endpoint.handle for endpoint in (self, *others)]
+        return self.host.submit("traffic.run_now", handles, list(specs), timeout_s=timeout_s)
 
     # -- state
 

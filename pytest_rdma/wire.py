@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
+import importlib
 import json
 import struct
 from typing import Any, Callable, TypeVar
@@ -21,6 +22,9 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEADER = struct.Struct(">I")
 
 ClassT = TypeVar("ClassT", bound=type)
+
+DATA_MODULES = ("traffic",)
+"""What defines plain data beside `model`; loaded when a name is not known yet."""
 
 _CLASSES: dict[str, type] = {}
 _ENUMS: dict[str, type] = {
@@ -158,6 +162,9 @@ def _rebuild(found: dict[str, Any], host: Any) -> Any:
 
 
 def _rebuild_dataclass(name: str, values: list[Any]) -> Any:
+    if name not in _CLASSES:
+        for module in DATA_MODULES:
+            importlib.import_module(f"pytest_rdma.{module}")
     cls: Any = _CLASSES.get(name)
     if cls is None:
         raise RdmaUsageError(f"the stream names the data class {name!r}, which is not known here")

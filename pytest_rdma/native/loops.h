@@ -84,7 +84,8 @@ struct prdma_run {
 
 	uint64_t start, now, last, end_at, deadline_at, next_post, boundary; /* ticks */
 	uint64_t pending; /* messages not yet in the series */
-	uint32_t look, idle, failed, reserved;
+	uint32_t look, idle, failed;
+	uint32_t patience; /* idle looks before the processor is offered to others */
 	uint64_t thread;
 	int32_t done_fd, running;
 };

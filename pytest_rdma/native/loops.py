@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ BUCKETS, INTERVALS = 2112, 256
 FIRST_INTERVAL_NS = 1_000_000
 CALIBRATE_NS = 20_000_000
 SLICE_MS = 50
+PATIENCE, PATIENCE_ALONE = 1024, 4
 CHEAP_CLOCK_PS = 200_000
 CLOCKSOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 
@@ -133,7 +135,7 @@ class RunStruct(ctypes.Structure):
         ("look", c_uint32),
         ("idle", c_uint32),
         ("failed", c_uint32),
-        ("reserved", c_uint32),
+        ("patience", c_uint32),
         ("thread", c_uint64),
         ("done_fd", c_int32),
         ("running", c_int32),
@@ -285,6 +287,7 @@ class LoopRun:
             tail_source=tail[0],
             tail_target=tail[1],
             tail_bytes=tail[2],
+            patience=PATIENCE if len(os.sched_getaffinity(0)) > 1 else PATIENCE_ALONE,
             clock_stride=1 if self.clock.cost_ps < CHEAP_CLOCK_PS else 16,
         )
 

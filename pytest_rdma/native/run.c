@@ -324,14 +324,19 @@ int prdma_reap(struct prdma_run *run)
 	return run->rc ? run->rc : total;
 }
 
-/* An idle loop that never yields keeps the driver's own work off a single processor; one that often does comes late. */
+/*
+ * An idle loop that never offers the processor to others keeps the driver's own work off it where there is but one;
+ * one that does so where there are more comes late.
+ */
 int prdma_look(struct prdma_run *run, int idle)
 {
 	run->idle = idle ? run->idle + 1 : 0;
+	if (run->idle >= run->patience) {
+		run->idle = 0;
+		sched_yield();
+	}
 	if (++run->look % PRDMA_LOOKS)
 		return 0;
-	if (run->idle >= PRDMA_PATIENCE)
-		sched_yield();
 	if (prdma_stopped((prdma_stop *)(uintptr_t)run->stop))
 		return fail(run, -ECANCELED);
 	if (prdma_now(run) >= run->deadline_at)

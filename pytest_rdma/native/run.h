@@ -6,8 +6,7 @@
 #include "post.h"
 #include "wait.h"
 
-#define PRDMA_LOOKS 64     /* polls between two looks at deadline and stop flag */
-#define PRDMA_PATIENCE 1024 /* idle polls before the processor is offered to others */
+#define PRDMA_LOOKS 64 /* polls between two looks at deadline and stop flag */
 
 static inline struct prdma_lane *prdma_lanes(const struct prdma_run *run)
 {

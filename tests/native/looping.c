@@ -48,7 +48,7 @@ static void prepare(struct end *end, struct loopback *both, int number, uint64_t
 	end->series.interval_ns = 1000;
 	end->run = (struct prdma_run){
 		.lanes = (uintptr_t)&end->lane, .cqs = (uintptr_t)&end->cq, .lane_count = 1, .cq_count = 1,
-		.depth = DEPTH, .batch = 3, .signal_every = 3, .recv_batch = 2, .clock_stride = 1,
+		.depth = DEPTH, .batch = 3, .signal_every = 3, .recv_batch = 2, .clock_stride = 1, .patience = 16,
 		.deadline_ns = in_ms(20000), .stop = (uintptr_t)&end->stop,
 		.histogram = (uintptr_t)&end->histogram, .series = (uintptr_t)&end->series,
 	};

@@ -1,0 +1,187 @@
+"""Traffic between the two ends of one or more pairs: a start both are ready for, and an end both hear of.
+
+The passive end has posted its receives before the active one starts, and stays until it is told. When one end fails the
+other is stopped, and what is reported is the first failure that is not a consequence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Union
+
+from pytest_rdma.endpoint import Endpoint
+from pytest_rdma.errors import CompletionError, RdmaError, RefusedError, StoppedError
+from pytest_rdma.host import Call, Handle, Host
+from pytest_rdma.traffic import PingPong, Pipeline, RecvDrain, Spec, TrafficResult, check_match, partner_of
+
+if TYPE_CHECKING:
+    from pytest_rdma.pairing import Pair
+
+Specs = Union[Spec, Sequence[Spec]]
+WR_FLUSH_ERR = 5
+STOP_GRACE_S = 5.0
+
+
+class Traffic(Handle):
+    """A run of one end that is built and has posted its receives."""
+
+    kind: ClassVar[str] = "traffic"
+
+    def start(self, timeout_s: float) -> Call:
+        self.check_usable()
+        return self.host.submit("traffic.run", self.handle, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        self._invoke_close("traffic.close")
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """What both ends did; `passive` is None where that end had nothing to do."""
+
+    active: TrafficResult
+    passive: TrafficResult | None
+
+
+def run_pairs(
+    pairs: Pair | Sequence[Pair],
+    active: Specs,
+    passive: Specs | None = None,
+    *,
+    reverse: bool = False,
+    timeout_s: float = 60.0,
+) -> PairResult:
+    """Run traffic from the local ends to the peers', or with `reverse` the other way, on all pairs at once.
+
+    Without `passive` the other end runs what the active one needs: a RecvDrain, the answers of a PingPong, or nothing.
+    """
+    sides = _sides(pairs, reverse)
+    specs = _as_tuple(active), _as_tuple(passive) if passive else _partner(_as_tuple(active), sides[1])
+    check_match(*specs)
+    with _prepared(sides, specs, timeout_s) as runs:
+        if len(runs) == 1:
+            return PairResult(_alone(runs[0].start(timeout_s)), None)
+        told = any(_waits_to_be_told(spec) for spec in specs[1])
+        return _both(runs[0], runs[1], told, timeout_s)
+
+
+def _as_tuple(specs: Specs) -> tuple[Spec, ...]:
+    return (specs,) if isinstance(specs, (Pipeline, RecvDrain, PingPong)) else tuple(specs)
+
+
+def _sides(pairs: Pair | Sequence[Pair], reverse: bool) -> tuple[list[Endpoint], list[Endpoint]]:
+    chosen = list(pairs) if isinstance(pairs, (list, tuple)) else [pairs]
+    ends = [pair.ends[::-1] if reverse else pair.ends for pair in chosen]  # type: ignore[union-attr]
+    return [one[0] for one in ends], [one[1] for one in ends]
+
+
+def _partner(specs: tuple[Spec, ...], other: list[Endpoint]) -> tuple[Spec, ...]:
+    if len(specs) > 1:
+        raise RefusedError("an end that sends and receives needs to be told what the other end runs")
+    made = partner_of(specs[0], min(endpoint.caps.recv_depth for endpoint in other))
+    return (made,) if made else ()
+
+
+def _waits_to_be_told(spec: Spec) -> bool:
+    if isinstance(spec, PingPong):
+        return not spec.iterations
+    return isinstance(spec, RecvDrain) and not spec.messages
+
+
+@contextlib.contextmanager
+def _prepared(
+    sides: tuple[list[Endpoint], list[Endpoint]], specs: tuple[tuple[Spec, ...], ...], timeout_s: float
+) -> Iterator[list[Traffic]]:
+    """Both ends at once, the passive one first in line; what is refused at one end undoes the other."""
+    runs: list[Traffic] = []
+    calls = [_prepare(ends, wanted, timeout_s) for ends, wanted in zip(sides, specs) if wanted]
+    errors: list[BaseException] = []
+    for call in calls:
+        try:
+            runs.append(call.result())
+        except RdmaError as error:
+            errors.append(error)
+    try:
+        if errors:
+            raise errors[0]
+        yield runs
+    finally:
+        for run in runs:
+            with contextlib.suppress(RdmaError):
+                run.close()
+
+
+def _prepare(ends: list[Endpoint], specs: tuple[Spec, ...], timeout_s: float) -> Call:
+    host: Host = ends[0].host
+    for endpoint in ends:
+        endpoint.check_usable()
+    return host.submit("traffic.prepare", [endpoint.handle for endpoint in ends], list(specs), timeout_s=timeout_s)
+
+
+def _alone(call: Call) -> TrafficResult:
+    try:
+        result: TrafficResult = call.result()
+    except BaseException:
+        call.cancel()
+        raise
+    return result
+
+
+class _Waiter(threading.Thread):
+    """Waits for the passive end, and stops the active one when it fails."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(name="rdma passive end", daemon=True)
+        self._call = call
+        self.other: Call | None = None
+        self.value: Any = None
+        self.errors: list[RdmaError] = []
+
+    def run(self) -> None:
+        try:
+            self.value = self._call.result()
+        except RdmaError as error:
+            self.errors.append(error)
+            if self.other is not None:
+                with contextlib.suppress(RdmaError):
+                    self.other.cancel()
+
+
+def _both(active: Traffic, passive: Traffic, told: bool, timeout_s: float) -> PairResult:
+    passive_call = passive.start(timeout_s)
+    active_call = active.start(timeout_s)
+    waiter = _Waiter(passive_call)
+    waiter.other = active_call
+    waiter.start()
+    errors: list[RdmaError] = []
+    result: Any = None
+    try:
+        result = active_call.result()
+    except RdmaError as error:
+        errors.append(error)
+    except BaseException:
+        for call in (active_call, passive_call):
+            with contextlib.suppress(RdmaError):
+                call.cancel()
+        waiter.join(STOP_GRACE_S)
+        raise
+    if told or errors:
+        with contextlib.suppress(RdmaError):
+            passive_call.cancel()
+    waiter.join()
+    errors += waiter.errors
+    if errors:
+        raise min(errors, key=_consequence)
+    return PairResult(result, waiter.value)
+
+
+def _consequence(error: RdmaError) -> int:
+    """Rank the failures of two ends: a cause before its effects at the other end."""
+    if isinstance(error, StoppedError):
+        return 3
+    if isinstance(error, CompletionError) and all(one.status == WR_FLUSH_ERR for one in error.completions):
+        return 2
+    return 0 if isinstance(error, CompletionError) else 1
