@@ -273,6 +273,9 @@ class ConnectionAttributes:
     rd_atomic: int = 1
 
 
+PSN_BITS = 24
+
+
 @dataclass(frozen=True)
 class ExchangeRecord:
     """What one end tells the other, version 1: all that the far side needs to address this QP and its buffer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Callable, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, Callable, TypeVar
 from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import RdmaError, RdmaUsageError
 from pytest_rdma.host import Call, Handle, Host, LocalHost, close_all
-from pytest_rdma.model import ConnectionAttributes, EndpointCaps, ExchangeRecord
+from pytest_rdma.model import PSN_BITS, ConnectionAttributes, EndpointCaps, ExchangeRecord
 from pytest_rdma.rail import Rail, RailEnd, check_mtu
 
 PairT = TypeVar("PairT", bound="Pair")
@@ -103,9 +104,15 @@ class Pair:
         return records, attributes
 
     def reset(self) -> None:
-        """Move both ends to RESET and on to INIT; `connect` then connects them anew."""
-        both([end.host for end in self.ends], "qp.reset", [(end.handle,) for end in self.ends])
-        self.local.remote = self.peer.remote = None
+        """Move both ends to RESET and on to INIT; `connect` then connects them anew.
+
+        Packet numbers begin elsewhere, so that a late packet of before is none of the new connection.
+        """
+        psns = [secrets.randbits(PSN_BITS) for _ in self.ends]
+        args = [(end.handle, psn) for end, psn in zip(self.ends, psns)]
+        both([end.host for end in self.ends], "qp.reset", args)
+        for end, psn in zip(self.ends, psns):
+            end.record, end.remote = replace(end.record, psn=psn), None
 
     def reconnect(self, overrides: Overrides | None = None) -> None:
         self.reset()

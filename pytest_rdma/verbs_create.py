@@ -11,15 +11,13 @@ from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import RdmaEnvironmentError, RdmaUsageError
 from pytest_rdma.host import LocalHost, Resource, op
-from pytest_rdma.model import EndpointCaps, ExchangeRecord, GidRow, PortInfo
+from pytest_rdma.model import PSN_BITS, EndpointCaps, ExchangeRecord, GidRow, PortInfo
 from pytest_rdma.verbs_cq import make_cq
 from pytest_rdma.verbs_device import OpenDevice, open_device
 from pytest_rdma.verbs_library import pyverbs, verbs_error
 from pytest_rdma.verbs_memory import make_mr, make_pd, undo
 from pytest_rdma.verbs_queue import QPEntry, to_init
 from pytest_rdma.verbs_transports import qp_type
-
-PSN_BITS = 24
 
 
 @op("qp.create")

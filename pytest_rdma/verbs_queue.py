@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -191,12 +192,15 @@ def op_qp_modify(
 
 
 @op("qp.reset")
-def op_qp_reset(host: LocalHost, deadline: Deadline, handle: int) -> None:
-    entry = host.entry("qp", handle)
+def op_qp_reset(host: LocalHost, deadline: Deadline, handle: int, psn: int | None = None) -> None:
+    """Move to RESET and on to INIT; `psn` is where its packets begin from then on."""
+    entry: QPEntry = host.entry("qp", handle)
     move(entry, QPState.RESET, {})
     entry.remote = entry.front.remote = entry.rd_atomic = None
     entry.forget_address()
     to_init(entry)
+    if psn is not None:
+        entry.front.record = replace(entry.front.record, psn=psn)
 
 
 @op("qp.close")

@@ -119,6 +119,17 @@ def test_a_forged_record_is_seen_by_the_other_end_only(hosts: tuple[Recorder, Re
     assert hosts[1].requests[1][1][2].retry_count == 6
 
 
+def test_a_pair_that_is_connected_anew_begins_at_other_packet_numbers(hosts: tuple[Recorder, Recorder]) -> None:
+    pair = Pair.create(*hosts, rail())
+    pair.connect()
+    pair.reconnect()
+    assert [host.ops[-2:] for host in hosts] == [["qp.reset", "qp.connect"]] * 2
+    own = [host.requests[-2][1][1] for host in hosts]
+    told = [host.requests[-1][1][1].psn for host in hosts]
+    assert told == own[::-1]
+    assert len({77, *own}) > 1
+
+
 @pytest.mark.parametrize("overrides", [{"locale": {}}, {"local": {"qpn": 3}}])
 def test_what_cannot_be_forged_is_refused(hosts: tuple[Recorder, Recorder], overrides: dict[str, Any]) -> None:
     pair = Pair.create(*hosts, rail())
