@@ -14,7 +14,7 @@ from ctypes import c_int, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
-from pytest_rdma.errors import RdmaEnvironmentError, VerbsError, errno_text
+from pytest_rdma.errors import RdmaEnvironmentError, RdmaUsageError, VerbsError, errno_text
 
 PS_TCP = 0x0106
 SOCKADDR_BYTES = 128
@@ -179,7 +179,10 @@ def check(result: int, attempt: str, hint: str = "") -> None:
 
 def pack_address(address: str, port: int = 0) -> bytes:
     """Return a sockaddr of an IP address, which is never a name."""
-    ip = ipaddress.ip_address(address)
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        raise RdmaUsageError(f"{address!r} is no IP address: rdma_cm takes that of a GID row, not a name") from None
     if ip.version == 4:
         return struct.pack("=H", socket.AF_INET) + struct.pack(">H4s8x", port, ip.packed)
     return struct.pack("=H", socket.AF_INET6) + struct.pack(">HI16s", port, 0, ip.packed) + struct.pack("=I", 0)

@@ -291,3 +291,9 @@ def test_closing_one_end_tells_the_other(rdma_cm_pair: CMPair) -> None:
     passive.wait_disconnected()
     with pytest.raises(RdmaUsageError, match="is closed"):
         active.disconnect()
+
+
+def test_name_is_no_address(party: Party) -> None:
+    """A name would lead to whatever network the resolver knows: addresses are those of GID rows."""
+    with pytest.raises(RdmaUsageError, match=r"'host2\.invalid' is no IP address"):
+        dial(party.local, "host2.invalid", party.listener.port)

@@ -11,7 +11,7 @@ from pytest_rdma import Host
 
 PROGRAMS = Path(__file__).parent / "programs"
 COMPILE_S = 60.0
-FLAGS = ("-Wall", "-Wextra", "-Werror", "-O1")
+FLAGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1")
 _built: dict[tuple[str, tuple[str, ...]], bytes] = {}
 
 
@@ -41,7 +41,7 @@ def _compile(host: Host, name: str, options: tuple[str, ...]) -> bytes:
     require_compiler(host)
     source = host.put(PROGRAMS / f"{name}.c")
     target = source[: -len(".c")]
-    flags = [option for option in options if option.startswith("-D")]
+    flags = [option for option in options if not option.startswith("-l")]
     libraries = [option for option in options if option.startswith("-l")]
     built = host.run(["gcc", *FLAGS, *flags, "-o", target, source, *libraries], timeout_s=COMPILE_S)
     if built.returncode:
