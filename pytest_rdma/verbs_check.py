@@ -16,7 +16,9 @@ ONE_SIDED = (Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM, Opcode.RDMA_READ)
 ATOMICS = (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD)
 NEEDS_RD_ATOMIC = (Opcode.RDMA_READ, *ATOMICS)
 ATOMIC_BYTES = 8
-WR_ID_END, IMM_END = 1 << 64, 1 << 32
+WR_ID_END, IMM_END, SGE_END = 1 << 64, 1 << 32, 1 << 32
+LARGEST_MESSAGE = 1 << 31  # of the InfiniBand specification
+WITH_IMM = (Opcode.SEND_WITH_IMM, Opcode.RDMA_WRITE_WITH_IMM)
 
 
 def check_sends(entry: QPEntry, requests: Sequence[SendWR]) -> None:
@@ -68,6 +70,8 @@ def _check_send(entry: QPEntry, request: SendWR) -> None:
     _check_wr_id(entry, request.wr_id)
     if request.imm is not None and not 0 <= request.imm < IMM_END:
         raise _refused(entry, f"immediate {request.imm} is not a number of 32 bits")
+    if request.imm is not None and request.opcode not in WITH_IMM:
+        raise _refused(entry, f"{request.opcode.name} carries no immediate, and one of {request.imm} was given")
     if request.opcode not in OPERATIONS[entry.caps.transport]:
         raise _refused(entry, f"{request.opcode.name} is no operation of {entry.caps.transport}")
     _check_sge_count(entry, len(request.sges), entry.caps.send_sges, request.opcode.name)
@@ -95,15 +99,18 @@ def _check_length(entry: QPEntry, request: SendWR, length: int) -> None:
         raise _refused(
             entry, f"{length} bytes are over the MTU {entry.port.active_mtu}, and a UD message is one packet"
         )
-    # rxe tells 8 MiB up to early 6.13 and carries 2 GiB
-    if length > entry.port.max_msg_bytes and entry.device.info.provider != "rxe":
-        raise _refused(entry, f"{length} bytes are over the port's largest message of {entry.port.max_msg_bytes}")
+    # rxe tells 8 MiB up to early 6.13 and carries what the specification allows
+    largest = LARGEST_MESSAGE if entry.device.info.provider == "rxe" else entry.port.max_msg_bytes
+    if length > largest:
+        raise _refused(entry, f"{length} bytes are over the port's largest message of {largest}")
 
 
 def check_sge(region: MREntry | None, where: str, sge: Sge, access: Access, why: str) -> None:
     """Refuse a piece that is not within its region, which `region_of` found, or that may not be written to."""
     if sge.length == 0:
         return
+    if sge.length >= SGE_END:
+        raise RefusedError(f"refused on {where}: an SGE of {sge.length} bytes, and one holds at most {SGE_END - 1}")
     if region is None:
         raise RefusedError(f"refused on {where}: lkey {sge.lkey:#x} is of no buffer in the PD of the queue")
     if sge.addr < region.addr or sge.addr + sge.length > region.addr + region.length:

@@ -113,6 +113,8 @@ def test_a_queue_full_of_unsignaled_sends_says_that_none_will_complete() -> None
         (replace(SEND, inline=True), "16 bytes inline, and QP 0x11 was granted 0"),
         (replace(READ, inline=True, sges=(sge(length=0),)), "RDMA_READ cannot be inline"),
         (replace(SEND, imm=1 << 32), "not a number of 32 bits"),
+        (replace(SEND, imm=5), "SEND carries no immediate, and one of 5 was given"),
+        (replace(SEND, opcode=Opcode.SEND_WITH_INV, imm=5), "SEND_WITH_INV carries no immediate"),
         (replace(SEND, wr_id=-1), "not a number of 64 bits"),
         (replace(WRITE, rkey=0), "rkey 0"),
         (replace(WRITE, remote_addr=PEER.addr + 8190), "not within the peer's 8192 bytes"),
@@ -148,8 +150,15 @@ def test_a_message_over_the_port_limit_is_refused_but_not_on_rxe_which_tells_too
     large = replace(SEND, sges=(sge(length=(1 << 20) + 1),))
     assert "largest message" in refusal(endpoint(), large)
     entry = endpoint(provider="rxe")
-    entry.buffer.length = 1 << 21
+    entry.buffer.length = 1 << 33
     check_sends(entry, [large])
+    assert "largest message of 2147483648" in refusal(entry, replace(SEND, sges=(sge(length=(1 << 31) + 1),)))
+
+
+def test_a_piece_that_its_length_field_cannot_hold_is_refused() -> None:
+    entry = endpoint(provider="rxe")
+    entry.buffer.length = 1 << 33
+    assert "one holds at most 4294967295" in refusal(entry, RecvWR((sge(length=1 << 32),)))
 
 
 # -- counting
