@@ -196,7 +196,7 @@ class Bootstrap:
 
     def _next_line(self) -> tuple[str, str]:
         start = read_until(self._stream, self._buffer, self._marker, self._deadline)
-        if start < 0:
+        if start < 0 or self._deadline.passed:  # it may have said much, and go on
             raise self._ended("before an agent came up")
         junk = bytes(self._buffer[:start])
         del self._buffer[:start]
