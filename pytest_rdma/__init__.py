@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from pytest_rdma.pairing import Pair
     from pytest_rdma.status import WCStatus
-    from pytest_rdma.traffic import Latency, PingPong, Pipeline, RecvDrain, TrafficResult
+    from pytest_rdma.traffic import Latency, PingPong, Pipeline, RecvDrain, Spec, TrafficResult
     from pytest_rdma.traffic_pair import PairResult, run_pairs
 
 _HOMES = {
@@ -71,7 +71,7 @@ _HOMES = {
     ),
     "pytest_rdma.pairing": ("Pair",),
     "pytest_rdma.status": ("WCStatus",),
-    "pytest_rdma.traffic": ("Latency", "PingPong", "Pipeline", "RecvDrain", "TrafficResult"),
+    "pytest_rdma.traffic": ("Latency", "PingPong", "Pipeline", "RecvDrain", "Spec", "TrafficResult"),
     "pytest_rdma.traffic_pair": ("PairResult", "run_pairs"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -110,6 +110,7 @@ __all__ = [
     "RemoteMemory",
     "SendWR",
     "Sge",
+    "Spec",
     "TrafficResult",
     "VerbsError",
     "WCOpcode",

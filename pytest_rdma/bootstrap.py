@@ -28,6 +28,7 @@ from pytest_rdma.model import HostInfo
 from pytest_rdma.streams import Stream, read_until
 
 STAYS = (
+    "benchmark",
     "bootstrap",
     "capabilities",
     "cli",

@@ -10,6 +10,7 @@ import pytest
 from pytest_rdma import plugin
 
 if TYPE_CHECKING:
+    from pytest_rdma.benchmark import Benchmark
     from pytest_rdma.cm import CMPair
     from pytest_rdma.config import RdmaConfig
     from pytest_rdma.endpoint import CQ, PD, Buffer, Endpoint
@@ -185,6 +186,31 @@ def rdma_cm_pair(
     _rdma_made.append(pair)
     pair.connect()
     return pair
+
+
+@pytest.fixture
+def rdma_benchmark(request: pytest.FixtureRequest, rdma_local: Host, _rdma_ready: None) -> Benchmark:
+    """Measure traffic under pytest-benchmark: ``rdma_benchmark(pair, spec, rounds=5)`` runs warm-up and rounds of a
+    Pipeline or a PingPong between the two ends. Times are taken natively; OPS are messages a second.
+    """
+    from pytest_rdma.benchmark import Benchmark
+
+    return Benchmark(request)
+
+
+@pytest.fixture
+def rdma_expect(request: pytest.FixtureRequest, _rdma_ready: None) -> Expectation:
+    """Judge: ``rdma_expect(case, active=(probe, EndOutcome(...)), passive=(probe, EndOutcome(...)))`` compares what came
+    of a fault at both ends with what must come. Rows of the table of deviations that were used appear in the report.
+    """
+    from pytest_rdma.deviations import Expectation
+
+    def note(row: Deviation) -> None:
+        used = ("rdma_deviation", row.text)
+        if used not in request.node.user_properties:
+            request.node.user_properties.append(used)
+
+    return Expectation(note)
 
 
 def close_made(made: list[Any], test_failed: bool) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
+import re
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pytest_rdma import native
@@ -271,6 +274,29 @@ def op_run_now(host: LocalHost, deadline: Deadline, handles: Sequence[int], spec
         return go(prepared, deadline)
     finally:
         host.discard(prepared.front.handle)
+
+
+@op("traffic.machine")
+def op_machine(host: LocalHost, deadline: Deadline, device: str) -> dict[str, Any]:
+    """Tell what of the machine a number depends on: CPU, governor, and the NUMA nodes that this process may run on."""
+    cpus = sorted(os.sched_getaffinity(0))
+    model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    nodes = {
+        int(path.name[4:]) for cpu in cpus for path in Path(f"/sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*")
+    }
+    return {
+        "cpu": model[1] if model else os.uname().machine,
+        "emulated": bool(model and "TCG" in model[1]),
+        "governor": _text(f"/sys/devices/system/cpu/cpu{cpus[0]}/cpufreq/scaling_governor").strip(),
+        "cpu_numa_nodes": sorted(nodes),
+    }
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec]) -> TrafficEntry:

@@ -20,13 +20,18 @@ def pairwise_cover(parameters: Mapping[str, Sequence[Any]]) -> list[Row]:
     The same parameters give the same rows. With two parameters that is the whole product.
     """
     rows = whole_product(parameters)
+    return cover(rows) if len(parameters) > 1 else rows
+
+
+def cover(rows: Sequence[Row]) -> list[Row]:
+    """Return few of the rows that hold all pairs of values that are in any of them."""
     missing = {pair for row in rows for pair in _pairs(row)}
-    chosen: list[Row] = rows[:1] if len(parameters) < 2 else []
+    chosen: list[Row] = []
     while missing:
         best = max(rows, key=lambda row: len(missing & _pairs(row)))
         missing -= _pairs(best)
         chosen.append(best)
-    return chosen if len(parameters) > 1 else rows
+    return chosen
 
 
 def _pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
