@@ -33,7 +33,6 @@ except ImportError as missing:
 LOG = "pytest_rdma.ssh"
 KEEPALIVE_S = 15
 SLICE_S = 0.5
-UNTAKEN_MS = 20_000
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 KEY_CLASSES = (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey)
 RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")
@@ -49,7 +48,7 @@ def connect(target: SshTarget, deadline: Deadline) -> SshConnection:
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # paramiko writes for as long as it takes, and holds a lock meanwhile: the kernel must end what is not taken.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNTAKEN_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(deadline.timeout_s * 1000))
         transport = paramiko.Transport(sock)
     except BaseException:
         sock.close()

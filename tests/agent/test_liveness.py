@@ -318,7 +318,7 @@ def test_a_connection_that_takes_nothing_is_given_up(
         return dialled
 
     monkeypatch.setattr(ssh_connection, "_dial", dial_with_small_buffer)
-    monkeypatch.setattr(ssh_connection, "UNTAKEN_MS", 4000)
+    monkeypatch.setattr(remote, "CONNECT_TIMEOUT_S", 6.0)
     monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 2.0)
     host = open_host(sshd.target())
     session = int(Path(f"/proc/{host.info.pid}/stat").read_text().rpartition(")")[2].split()[1])
