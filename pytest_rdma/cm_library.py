@@ -177,15 +177,15 @@ def check(result: int, attempt: str, hint: str = "") -> None:
         raise VerbsError(f"{text}; {hint}" if hint else text, errno=number)
 
 
-def pack_address(address: str, port: int = 0) -> bytes:
-    """Return a sockaddr of an IP address, which is never a name."""
+def pack_address(address: str, port: int = 0, scope: int = 0) -> bytes:
+    """Return a sockaddr of an IP address, which is never a name; `scope` is the interface of a link-local one."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
         raise RdmaUsageError(f"{address!r} is no IP address: rdma_cm takes that of a GID row, not a name") from None
     if ip.version == 4:
         return struct.pack("=H", socket.AF_INET) + struct.pack(">H4s8x", port, ip.packed)
-    return struct.pack("=H", socket.AF_INET6) + struct.pack(">HI16s", port, 0, ip.packed) + struct.pack("=I", 0)
+    return struct.pack("=H", socket.AF_INET6) + struct.pack(">HI16s", port, 0, ip.packed) + struct.pack("=I", scope)
 
 
 def unpack_address(sockaddr: Any) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from pytest_rdma import native
+from pytest_rdma import native, netlink
 from pytest_rdma.cm import CMConnection, CMListener, CMRequest
 from pytest_rdma.cm_events import ERRORS, EVENTS, describe_event, hint_of_errno
 from pytest_rdma.cm_library import (
@@ -215,11 +215,19 @@ def conn_param(data: bytes, qp: QPEntry, attributes: ConnectionAttributes, reque
 # -- ops
 
 
+def scope_of(address: str) -> int:
+    """Return the index of the interface that has this address, 0 where it needs none."""
+    if not address.startswith("fe80:"):
+        return 0
+    found = (index for index, there in netlink.addresses().items() if any(one == address for one, _ in there))
+    return next(found, 0)
+
+
 @op("cm.listen")
 def op_listen(host: LocalHost, deadline: Deadline, address: str, port: int, backlog: int) -> CMListener:
     entry = CMEntry(host, f"listen on {address} port {port} by rdma_cm")
     try:
-        entry.call("rdma_bind_addr", pack_address(address, port))
+        entry.call("rdma_bind_addr", pack_address(address, port, scope_of(address)))
         entry.call("rdma_listen", backlog)
         found = unpack_address(entry.identifier.src_addr)
     except BaseException:
@@ -311,7 +319,8 @@ def _dial(
     attributes: ConnectionAttributes,
 ) -> Event:
     milliseconds = max(1, int(deadline.remaining_s * 1000 / 2))
-    entry.call("rdma_resolve_addr", pack_address(source), pack_address(*target), milliseconds)
+    scope = scope_of(source)
+    entry.call("rdma_resolve_addr", pack_address(source, 0, scope), pack_address(*target, scope), milliseconds)
     entry.expect(deadline, "ADDR_RESOLVED")
     entry.call("rdma_resolve_route", milliseconds)
     entry.expect(deadline, "ROUTE_RESOLVED")
