@@ -198,21 +198,6 @@ def rdma_benchmark(request: pytest.FixtureRequest, rdma_local: Host, _rdma_ready
     return Benchmark(request)
 
 
-@pytest.fixture
-def rdma_expect(request: pytest.FixtureRequest, _rdma_ready: None) -> Expectation:
-    """Judge: ``rdma_expect(case, active=(probe, EndOutcome(...)), passive=(probe, EndOutcome(...)))`` compares what came
-    of a fault at both ends with what must come. Rows of the table of deviations that were used appear in the report.
-    """
-    from pytest_rdma.deviations import Expectation
-
-    def note(row: Deviation) -> None:
-        used = ("rdma_deviation", row.text)
-        if used not in request.node.user_properties:
-            request.node.user_properties.append(used)
-
-    return Expectation(note)
-
-
 def close_made(made: list[Any], test_failed: bool) -> None:
     """Close all, the last made first; whatever fails, the others are closed too, and one error tells of all.
 
