@@ -173,9 +173,11 @@ class EndpointCaps:
         for name in ("send_depth", "recv_depth", "send_sges", "recv_sges", "inline_bytes"):
             _check_number(name, getattr(self, name), 0, 2**31 - 1)
         _check_number("buffer_bytes", self.buffer_bytes, 1, 2**63 - 1)
-        _check_number("access", self.access, 0, 2**31 - 1)
-        if self.qp_access is not None:
-            _check_number("qp_access", self.qp_access, 0, 2**31 - 1)
+        for name in ("access", "qp_access"):
+            flags = getattr(self, name)
+            if name == "access" or flags is not None:
+                _check_number(name, flags, 0, 2**31 - 1)
+                object.__setattr__(self, name, Access(flags))
 
     def with_(self, **changes: Any) -> EndpointCaps:
         """Return a copy with `changes`; an unknown name is a TypeError."""

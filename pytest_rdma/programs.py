@@ -98,6 +98,8 @@ def run(
     `env` adds to the agent's environment; `user` is whom it runs as, for an agent that is root. Output over 16 MiB is
     an error.
     """
+    if not isinstance(input, (bytes, bytearray, memoryview)):
+        raise RdmaUsageError(f"the input of `{shlex.join(_words(argv))}` must be bytes, not {type(input).__name__}")
     finished: Finished = host.invoke("program.run", _words(argv), input, env, cwd, user, timeout_s=timeout_s)
     return finished
 

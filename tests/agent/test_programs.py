@@ -53,6 +53,7 @@ def test_a_program_that_dies_of_a_signal_says_so(host: Host) -> None:
         ([], {}, "empty command line"),
         ("ls -l", {}, "'ls -l' is not a command line: give a list of strings"),
         (["sleep", 1], {}, "'sleep', 1. is not a command line"),
+        (["cat"], {"input": "text"}, "the input of `cat` must be bytes, not str"),
     ],
 )
 def test_a_program_that_cannot_run_is_one_clear_line(host: Host, argv: list[str], options: dict, why: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_rdma.capabilities import CAPABILITIES, check_names, lacking
 from pytest_rdma.errors import RdmaUsageError
-from pytest_rdma.model import DeviceInfo, PortInfo
+from pytest_rdma.model import Access, DeviceInfo, EndpointCaps, PortInfo
 
 PORT = PortInfo(1, "ACTIVE", "Ethernet", 1024, 4096, 0, True, 1 << 31, (0xFFFF,), ())
 
@@ -56,3 +56,10 @@ def test_a_limit_that_a_device_does_not_tell_is_lacking() -> None:
 def test_an_unknown_name_or_minimum_is_a_usage_error(names: tuple[str, ...], minimums: dict[str, object]) -> None:
     with pytest.raises(RdmaUsageError):
         check_names(names, minimums)
+
+
+def test_access_given_as_a_number_is_flags_too() -> None:
+    caps = EndpointCaps(access=7, qp_access=99999)  # type: ignore[arg-type]
+    assert caps.access is Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
+    assert caps.qp_access is not None
+    assert caps.qp_access.text.startswith("LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC")
