@@ -19,20 +19,17 @@ RETRY_S = 0.05
 
 @op("host.lock")
 def op_lock(host: LocalHost, deadline: Deadline, device: str, run_id: str, wait_s: float) -> None:
-    """Hold the device for `run_id` until the host is closed; another process of the same run shares the lock."""
+    """Hold the device for `run_id` until the host is closed; other processes of the same run may hold it too."""
     if device in host.device_locks:
         return
     give_up = Deadline(wait_s)
     descriptor = open_lock_file(device)
     try:
-        while not _try_lock(descriptor):
-            holder = _holder(descriptor)
-            if holder.get("run") == run_id:
-                host.device_locks[device] = descriptor
-                return
+        while not _take(descriptor, run_id):
             if deadline.stop:
                 raise StoppedError(f"stopped while waiting for the lock of {device}")
             if give_up.passed:
+                holder = _holder(descriptor)
                 raise DeviceBusyError(
                     f"{device} on {host.name} is in use by run {holder.get('run', 'unknown')} "
                     f"(pid {holder.get('pid', '?')} there): wait for it, or take another device"
@@ -41,7 +38,6 @@ def op_lock(host: LocalHost, deadline: Deadline, device: str, run_id: str, wait_
     except BaseException:
         os.close(descriptor)
         raise
-    _write_holder(descriptor, run_id)
     host.device_locks[device] = descriptor
 
 
@@ -55,9 +51,18 @@ def open_lock_file(device: str) -> int:
     return descriptor
 
 
-def _try_lock(descriptor: int) -> bool:
+def _take(descriptor: int, run_id: str) -> bool:
+    """Take the lock for the run, or join the processes of the run that have it: it is held until the last one ends."""
+    if _try_lock(descriptor, fcntl.LOCK_EX):
+        _write_holder(descriptor, run_id)
+    elif _holder(descriptor).get("run") != run_id:
+        return False
+    return _try_lock(descriptor, fcntl.LOCK_SH)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

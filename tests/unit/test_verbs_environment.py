@@ -180,6 +180,18 @@ def test_both_ends_of_one_run_share_a_device(host: LocalHost, device: str) -> No
     other.close()
 
 
+def test_a_device_is_locked_until_the_last_of_a_run_has_ended(host: LocalHost, device: str) -> None:
+    second, stranger = LocalHost("host1"), LocalHost("host1")
+    for one in (host, second):
+        one.lock_device(device, "run of alice")
+    host.close()
+    with pytest.raises(DeviceBusyError, match="run of alice"):
+        stranger.lock_device(device, "run of bob")
+    second.close()
+    stranger.lock_device(device, "run of bob")
+    stranger.close()
+
+
 HOLD = """
 import sys
 from pytest_rdma.host import LocalHost
