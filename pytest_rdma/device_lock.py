@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -44,11 +45,17 @@ def op_lock(host: LocalHost, deadline: Deadline, device: str, run_id: str, wait_
 def open_lock_file(device: str) -> int:
     folder = next(folder for folder in FOLDERS if os.access(folder, os.W_OK))
     path = Path(folder, f"pytest-rdma-{device}.lock")
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags)
+        os.fchmod(descriptor, 0o666)  # another user who locks it next must be able to say so in it
+        return descriptor
+    # without O_CREAT, for which the kernel refuses another user's file in a sticky folder (fs.protected_regular)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    except PermissionError:  # another user's file in a sticky folder: it can be locked but not written
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    return descriptor
+        return os.open(path, os.O_RDWR | flags)
+    except OSError as error:
+        text = f"whether {device} is in use cannot be told: {path}: {error.strerror}; remove it when nobody uses the device"
+        raise DeviceBusyError(text) from None
 
 
 def _take(descriptor: int, run_id: str) -> bool:
@@ -78,8 +85,5 @@ def _holder(descriptor: int) -> dict[str, Any]:
 
 def _write_holder(descriptor: int, run_id: str) -> None:
     text = json.dumps({"run": run_id, "pid": os.getpid()})
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text.encode(), 0)
-    except OSError:  # opened for reading only: the lock holds all the same
-        return
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)

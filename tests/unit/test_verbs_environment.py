@@ -192,6 +192,25 @@ def test_a_device_is_locked_until_the_last_of_a_run_has_ended(host: LocalHost, d
     stranger.close()
 
 
+def test_another_user_can_write_into_the_lock_that_it_takes_next(host: LocalHost, device: str) -> None:
+    before = os.umask(0o077)
+    try:
+        host.lock_device(device, "run of alice")
+    finally:
+        os.umask(before)
+    (file,) = (found for folder in device_lock.FOLDERS for found in Path(folder).glob(f"pytest-rdma-{device}.lock"))
+    assert file.stat().st_mode & 0o666 == 0o666
+
+
+def test_a_lock_file_that_cannot_be_opened_is_named(host: LocalHost, device: str) -> None:
+    folder = next(folder for folder in device_lock.FOLDERS if os.access(folder, os.W_OK))
+    Path(folder, f"pytest-rdma-{device}.lock").symlink_to("/etc/hostname")
+    with pytest.raises(
+        DeviceBusyError, match=rf"whether {device} is in use cannot be told: .*{device}\.lock: .*remove it"
+    ):
+        host.lock_device(device, "run of alice")
+
+
 HOLD = """
 import sys
 from pytest_rdma.host import LocalHost
