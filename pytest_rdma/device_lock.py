@@ -54,8 +54,9 @@ def open_lock_file(device: str) -> int:
     try:
         return os.open(path, os.O_RDWR | flags)
     except OSError as error:
-        text = f"whether {device} is in use cannot be told: {path}: {error.strerror}; remove it when nobody uses the device"
-        raise DeviceBusyError(text) from None
+        raise DeviceBusyError(
+            f"whether {device} is in use cannot be told: {path}: {error.strerror}; remove it when nobody uses the device"
+        ) from None
 
 
 def _take(descriptor: int, run_id: str) -> bool:
