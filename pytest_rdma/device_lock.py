@@ -55,7 +55,7 @@ def open_lock_file(device: str) -> int:
         return os.open(path, os.O_RDWR | flags)
     except OSError as error:
         raise DeviceBusyError(
-            f"whether {device} is in use cannot be told: {path}: {error.strerror}; remove it when nobody uses the device"
+            f"whether {device} is in use cannot be told: {path}: {error.strerror}; remove that file when nobody does"
         ) from None
 
 
