@@ -206,7 +206,7 @@ def test_a_lock_file_that_cannot_be_opened_is_named(host: LocalHost, device: str
     folder = next(folder for folder in device_lock.FOLDERS if os.access(folder, os.W_OK))
     Path(folder, f"pytest-rdma-{device}.lock").symlink_to("/etc/hostname")
     with pytest.raises(
-        DeviceBusyError, match=rf"whether {device} is in use cannot be told: .*{device}\.lock: .*remove it"
+        DeviceBusyError, match=rf"whether {device} is in use cannot be told: .*{device}\.lock: .*remove that file"
     ):
         host.lock_device(device, "run of alice")
 
