@@ -310,7 +310,7 @@ class RdmaSession:
         if config.lab.value:
             from pytest_rdma.remote import RemoteHost
 
-            one, two = (RemoteHost(_ssh_target(host), timeout_scale=scale) for host in self.lab().hosts)
+            one, two = (RemoteHost(lab_target(host), timeout_scale=scale) for host in self.lab().hosts)
             return one, two
         local: Host
         if config.host.value:
@@ -378,7 +378,7 @@ class RdmaSession:
         self._generations[index] = host.generation
 
 
-def _ssh_target(host: LabHost) -> SshTarget:
+def lab_target(host: LabHost) -> SshTarget:
     from pytest_rdma.ssh import SshTarget
 
     return SshTarget(

@@ -116,7 +116,6 @@ def _mmdebstrap(directory: Path, source_lines: tuple[str, ...]) -> list[str]:
         f"download /lab/initramfs.cpio {directory}/initramfs.cpio",
         'cd "$1/lab" && find . -mindepth 1 -maxdepth 1 ! -name bin ! -name guest-start -exec rm -rf {} +',
     ]
-    dpkg = ["force-unsafe-io", *(f"path-exclude=/usr/share/{d}/*" for d in ("doc", "man", "locale", "info"))]
     command = [
         "setpriv",
         "--pdeathsig",
@@ -127,7 +126,7 @@ def _mmdebstrap(directory: Path, source_lines: tuple[str, ...]) -> list[str]:
         f"--include={','.join(recipe.PACKAGES)}",
     ]
     command += [f"--aptopt={option}" for option in sources.apt_options()]
-    command += [f"--dpkgopt={option}" for option in dpkg]
+    command += [f"--dpkgopt={option}" for option in recipe.DPKG_OPTIONS]
     command += [f"--customize-hook={hook}" for hook in hooks]
     return [*command, recipe.SUITE, "-", *source_lines]
 
@@ -169,7 +168,7 @@ def _make_root(directory: Path, source_lines: tuple[str, ...]) -> None:
 
 def _failure(log: Path, tool: str, status: int) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("E:", "Err:", "FATAL"))] or lines[-3:]
+    errors = [line for line in lines if line.startswith(("dpkg: error", "E:", "Err:", "FATAL"))] or lines[-3:]
     said = " | ".join(errors[:4])
     advice = "look at the network, or name another mirror: pytest-rdma lab build --mirror URL"
     return f"cannot build the lab image: {tool} ended with {status}: {said}; {advice}"

@@ -1,0 +1,83 @@
+"""An empty test with `rdma_pair` and the whole echo suite, beside rdma-core's own suite in a guest of the same lab.
+
+    python benchmarks/suite_times.py
+
+Uses the lab that is up, or boots one, and takes all figures in one run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pytest_rdma.lab import Lab, obtain
+from pytest_rdma.lab.ssh_command import ssh_command
+
+SUITES = Path(__file__).parents[1] / "suites"
+EMPTY_TEST = """
+import pytest
+
+@pytest.mark.parametrize("number", range(40))
+def test_empty(rdma_pair, number):
+    pass
+"""
+RECORDER = """
+import json, pathlib
+
+def pytest_runtest_logreport(report):
+    with open(pathlib.Path(__file__).with_name("times"), "a") as file:
+        file.write(json.dumps([report.nodeid, report.duration]) + chr(10))
+"""
+RDMA_CORE_SUITE = """
+set -e
+rm -rf /tmp/rdma-core && mkdir /tmp/rdma-core && cp -r /usr/share/doc/rdma-core/tests /tmp/rdma-core
+find /tmp/rdma-core -name '*.gz' -exec gunzip {} +
+cd /tmp/rdma-core && timeout 300 python3 tests/run_tests.py --dev rxe0 --gid 1 2>&1 | tail -n 5
+"""
+
+
+def times_of_tests(directory: Path, *arguments: str) -> tuple[dict[str, float], float]:
+    """Run pytest in the lab; return the seconds of each test, set-up and tear-down included, and of the whole run."""
+    (directory / "times").unlink(missing_ok=True)
+    (directory / "recorder.py").write_text(RECORDER)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "recorder", "--rdma-lab", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(directory)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode:
+        raise SystemExit(done.stdout[-3000:] + done.stderr[-1000:])
+    seconds: dict[str, float] = {}
+    for line in (directory / "times").read_text().splitlines():
+        name, duration = json.loads(line)
+        seconds[name] = seconds.get(name, 0.0) + duration
+    match = re.search(r"in ([0-9.]+)s", done.stdout)
+    assert match is not None
+    return seconds, float(match[1])
+
+
+def rdma_core_suite(lab: Lab) -> str:
+    """Return what rdma-core's own suite says of itself in a guest."""
+    command = [*ssh_command(lab.hosts[0]), "sh", "-s"]
+    done = subprocess.run(command, input=RDMA_CORE_SUITE, capture_output=True, text=True, check=False, timeout=600)
+    return " ".join(done.stdout.split()) or done.stderr.strip()
+
+
+def main() -> None:
+    with obtain(print) as lab, tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "test_empty.py").write_text(EMPTY_TEST)
+        empty, _ = times_of_tests(directory, str(directory / "test_empty.py"))
+        echo, whole_s = times_of_tests(directory, str(SUITES / "test_echo.py"))
+        theirs = rdma_core_suite(lab)
+    print(f"empty test with rdma_pair: median {statistics.median(empty.values()) * 1e3:.1f} ms of {len(empty)}")
+    print(f"echo suite: {len(echo)} tests, {sum(echo.values()):.1f} s in tests, {whole_s:.1f} s as pytest tells")
+    print(f"rdma-core's own suite in a guest: {theirs}")
+
+
+if __name__ == "__main__":
+    main()
