@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_rdma.cm import CMConnection, CMListener, CMPair, CMRequest
+    from pytest_rdma.deviations import Deviation, Expectation
     from pytest_rdma.endpoint import SRQ, Buffer, Endpoint, MemoryWindow
     from pytest_rdma.errors import (
         CMError,
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
         Sge,
         WCOpcode,
     )
+    from pytest_rdma.outcomes import EndOutcome, Probe
     from pytest_rdma.pairing import Pair
     from pytest_rdma.status import WCStatus
     from pytest_rdma.traffic import Latency, PingPong, Pipeline, RecvDrain, Spec, TrafficResult
     from pytest_rdma.traffic_pair import PairResult, run_pairs
 
 _HOMES = {
+    "pytest_rdma.deviations": ("Deviation", "Expectation"),
     "pytest_rdma.cm": ("CMConnection", "CMListener", "CMPair", "CMRequest"),
     "pytest_rdma.endpoint": ("SRQ", "Buffer", "Endpoint", "MemoryWindow"),
     "pytest_rdma.errors": (
@@ -69,6 +72,7 @@ _HOMES = {
         "Sge",
         "WCOpcode",
     ),
+    "pytest_rdma.outcomes": ("EndOutcome", "Probe"),
     "pytest_rdma.pairing": ("Pair",),
     "pytest_rdma.status": ("WCStatus",),
     "pytest_rdma.traffic": ("Latency", "PingPong", "Pipeline", "RecvDrain", "Spec", "TrafficResult"),
@@ -90,8 +94,11 @@ __all__ = [
     "CompletionError",
     "DataMismatchError",
     "DeadlineError",
+    "Deviation",
+    "EndOutcome",
     "Endpoint",
     "EndpointCaps",
+    "Expectation",
     "Host",
     "HostLostError",
     "Latency",
@@ -102,6 +109,7 @@ __all__ = [
     "PingPong",
     "Pipeline",
     "PostError",
+    "Probe",
     "QPState",
     "RdmaError",
     "RecvDrain",

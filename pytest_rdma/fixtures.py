@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_rdma.benchmark import Benchmark
     from pytest_rdma.cm import CMPair
     from pytest_rdma.config import RdmaConfig
+    from pytest_rdma.deviations import Deviation, Expectation
     from pytest_rdma.endpoint import CQ, PD, Buffer, Endpoint
     from pytest_rdma.host import Host
     from pytest_rdma.model import Access, DeviceInfo, EndpointCaps
@@ -196,6 +197,21 @@ def rdma_benchmark(request: pytest.FixtureRequest, rdma_local: Host, _rdma_ready
     from pytest_rdma.benchmark import Benchmark
 
     return Benchmark(request)
+
+
+@pytest.fixture
+def rdma_expect(request: pytest.FixtureRequest, _rdma_ready: None) -> Expectation:
+    """Judge: ``rdma_expect(case, active=(probe, EndOutcome(...)), passive=(probe, EndOutcome(...)))`` compares what
+    came of a fault at both ends with what must come. The report names the rows of the table of deviations used.
+    """
+    from pytest_rdma.deviations import Expectation
+
+    def note(row: Deviation) -> None:
+        used = ("rdma_deviation", row.text)
+        if used not in request.node.user_properties:
+            request.node.user_properties.append(used)
+
+    return Expectation(note)
 
 
 def close_made(made: list[Any], test_failed: bool) -> None:

@@ -26,7 +26,7 @@ MARKERS = (
     "(atomics, srq, memory_windows, ...) and at least these limits of ibv_query_device(3) (max_sge=4, ...).",
 )
 NEEDS_HOSTS = frozenset(
-    f"rdma_{name}" for name in ("local", "peer", "device", "context", "pd", "mr", "cq", "qp", "pair", "pairs")
+    f"rdma_{name}" for name in ("local", "peer", "device", "context", "pd", "mr", "cq", "qp", "pair", "pairs", "expect")
 )
 NOT_RUNNING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan", "help", "markers", "cacheshow")
 

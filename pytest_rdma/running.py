@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -139,3 +140,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if made.failed and opened is not None:
         item.stash[FAILED] = True
         made.sections += report.sections(opened, call.excinfo.value)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the rows of the table of deviations that were used, and by how many tests."""
+    reports = [one for several in terminalreporter.stats.values() for one in several if hasattr(one, "user_properties")]
+    rows = Counter(
+        value
+        for one in reports
+        if getattr(one, "when", None) == "call"
+        for name, value in one.user_properties
+        if name == "rdma_deviation"
+    )
+    if rows:
+        terminalreporter.section("rdma deviations", sep="-")
+        for row, count in sorted(rows.items()):
+            terminalreporter.write_line(f"{count} x {row}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_rdma.errors import RdmaUsageError, errno_text
 from pytest_rdma.model import ConnectionAttributes, ExchangeRecord, QPState
+from pytest_rdma.transitions import AV_NAMES, fault_of
 from pytest_rdma.verbs_device import eight_words, mtu_bytes, mtu_code
 from pytest_rdma.verbs_library import pyverbs
 
@@ -36,7 +37,6 @@ MASKS = {
     "dest_qp_num": 1 << 20,
     "rate_limit": 1 << 25,
 }
-AV_NAMES = ("dgid", "sgid_index", "flow_label", "hop_limit", "traffic_class", "dlid", "sl", "ah_port")
 QUERIED = (*MASKS, "qp_state", "sq_draining")
 QUERY_MASK = (1 << 21) - 1
 
@@ -132,6 +132,9 @@ def explain_modify(
     hint = modify_hint(entry, attributes, peer, number)
     if hint:
         parts.append(hint)
+    fault = fault_of(entry.state, state, attributes) if number == errno.EINVAL and entry.caps.transport == "RC" else ""
+    if fault:
+        parts.append(fault)
     return f"cannot {target} on {entry.where}: {errno_text(number)}; {'; '.join(parts)}"
 
 

@@ -163,6 +163,7 @@ def move(entry: QPEntry, state: QPState | None, attributes: dict[str, Any], peer
             modify(entry.raw_qp, state, attributes)
     except pyverbs().pyverbs_error.PyverbsRDMAError as error:
         number = error_number(error)
+        entry.live_state()  # it may have gone to ERR by itself
         raise VerbsError(explain_modify(entry, state, attributes, peer, number), errno=number) from error
     if state is not None:
         entry.state = state
