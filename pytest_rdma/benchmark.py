@@ -81,8 +81,6 @@ class Benchmark:
             pytest.skip(XDIST_REASON)
         if not request.config.pluginmanager.hasplugin("benchmark"):
             pytest.fail(INSTALL_HINT, pytrace=False)
-        self._use_our_clock()
-        self._benchmark = request.getfixturevalue("benchmark")
         if not request.config.pluginmanager.hasplugin("rdma-benchmark"):
             request.config.pluginmanager.register(sys.modules[__name__], "rdma-benchmark")
 
@@ -120,17 +118,20 @@ class Benchmark:
             results.append(result)
             self._now_s += seconds_a_message(result)
 
-        if not self._benchmark.disabled:
+        # not before: a fixture of pytest-benchmark's that a failed test did not come to use is a warning
+        self._use_our_clock()
+        recorder = self._request.getfixturevalue("benchmark")
+        if not recorder.disabled:
             for _ in range(warmup_rounds):
                 once()
-        self._benchmark.pedantic(target, rounds=rounds, iterations=1)
+        recorder.pedantic(target, rounds=rounds, iterations=1)
         first = pairs[0] if isinstance(pairs, (list, tuple)) else pairs
         facts = machine_facts(first)  # type: ignore[arg-type]
         latency = merged([one.latency for one in results if one.latency])
         warnings = tuple(warnings_of(results, facts))
         measured_spec = spec if isinstance(spec, (Pipeline, RecvDrain, PingPong)) else spec[0]
         measured = Measurement(self._request.node.name, measured_spec, tuple(results), latency, warnings)
-        self._benchmark.extra_info.update(extra_info(measured, facts))
+        recorder.extra_info.update(extra_info(measured, facts))
         self._request.config.stash.setdefault(MEASURED, []).append(measured)
         return measured
 
