@@ -29,7 +29,7 @@ MR_LKEY_OFFSET, MR_RKEY_OFFSET = 36, 40  # in struct ibv_mr; context, pd, addr, 
 class MWEntry(Resource):
     """A window, and what it was last bound to."""
 
-    close_rank: ClassVar[int] = 25  # before the buffers: a bound one is not deregistered
+    close_rank: ClassVar[int] = 5  # before the QP, and before the buffers: a bound one is not deregistered
     front: MemoryWindow
 
     def __init__(self, qp: QPEntry, type: int) -> None:
@@ -58,7 +58,7 @@ def op_mw_create(host: LocalHost, deadline: Deadline, qp: int, type: int) -> Mem
     owner: QPEntry = host.entry("qp", qp)
     entry = MWEntry(owner, type)
     front: MemoryWindow = host.add(entry, MemoryWindow, {"type": type})
-    owner.owned.insert(0, entry)
+    owner.windows.append(entry)
     return front
 
 

@@ -51,6 +51,7 @@ class QPEntry(Resource):
         self.gid = gid
         self.pkey_index = 0
         self.owned: list[Resource] = []
+        self.windows: list[Resource] = []
         self.lock = threading.Lock()
         self.in_use = InUse(f"a QP on {self.where}")
         self.raw_qp: Any = None
@@ -110,9 +111,10 @@ class QPEntry(Resource):
         if self.srq is not None:
             self.srq.users.pop(self.front.handle, None)
         self.in_use.end()
-        closers = [self.raw_qp.close, self.forget_address]
-        closers += [partial(self.host.discard, entry.front.handle) for entry in self.owned]
-        close_all(closers)
+        # rxe waits 50 s for the windows that a QP has bound
+        windows = [partial(self.host.discard, window.front.handle) for window in self.windows]
+        owned = [partial(self.host.discard, entry.front.handle) for entry in self.owned]
+        close_all([*windows, self.raw_qp.close, self.forget_address, *owned])
 
 
 def account(cq: CQEntry, completions: Sequence[Completion]) -> None:
