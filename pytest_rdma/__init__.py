@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_rdma.cm import CMConnection, CMListener, CMPair, CMRequest
     from pytest_rdma.deviations import Deviation, Expectation
-    from pytest_rdma.endpoint import SRQ, Buffer, Endpoint, MemoryWindow
+    from pytest_rdma.endpoint import CQ, SRQ, Buffer, Endpoint, MemoryWindow
     from pytest_rdma.errors import (
         CMError,
         CompletionError,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "pytest_rdma.deviations": ("Deviation", "Expectation"),
     "pytest_rdma.cm": ("CMConnection", "CMListener", "CMPair", "CMRequest"),
-    "pytest_rdma.endpoint": ("SRQ", "Buffer", "Endpoint", "MemoryWindow"),
+    "pytest_rdma.endpoint": ("CQ", "SRQ", "Buffer", "Endpoint", "MemoryWindow"),
     "pytest_rdma.errors": (
         "CMError",
         "CompletionError",
@@ -81,6 +81,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CQ",
     "SRQ",
     "Access",
     "AsyncEvent",

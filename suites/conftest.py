@@ -11,21 +11,11 @@ from typing import Any, Callable
 
 import pytest
 from pairwise import pairwise_cover, whole_product
-from targets import LARGEST_BYTES, Direction
+from targets import SIZES, Direction
 
 from pytest_rdma import Pair
 from pytest_rdma.plugin import configuration
 
-SIZES: dict[str, Callable[[int], int]] = {
-    "0": lambda mtu: 0,
-    "1": lambda mtu: 1,
-    "MTU-1": lambda mtu: mtu - 1,
-    "MTU": lambda mtu: mtu,
-    "MTU+1": lambda mtu: mtu + 1,
-    "2MTU+1": lambda mtu: 2 * mtu + 1,
-    "64KiB": lambda mtu: 64 << 10,
-    "1MiB": lambda mtu: LARGEST_BYTES,
-}
 SHARED: dict[str, Sequence[str]] = {
     "size_bytes": tuple(SIZES),
     "direction": ("local-to-peer", "peer-to-local"),
@@ -46,7 +36,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if parameters:
         combine = whole_product if configuration(metafunc.config).full.value else pairwise_cover
         shared = [name for name in parameters if name in SHARED]
-        metafunc.parametrize(list(parameters), combine(parameters), indirect=shared)
+        metafunc.parametrize(list(parameters), combine(parameters), indirect=shared, ids=_label)
+
+
+def _label(value: Any) -> str:
+    """Return what the name of a test shows of a value: numbers in hex."""
+    if isinstance(value, tuple):
+        return "/".join(_label(one) for one in value)
+    return f"{value:#x}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 @pytest.fixture

@@ -1,15 +1,27 @@
-"""A target whose every other byte is watched, and which end of a pair is active."""
+"""What the suites share: sizes, which end is active, a target whose every other byte is watched, how requests end."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from pytest_rdma import Buffer, Endpoint
+from pytest_rdma import Buffer, Endpoint, WCOpcode
 
 GUARD_BYTES = 64
 GUARD = 0xA5
 LARGEST_BYTES = 1 << 20
 BUFFER_BYTES = LARGEST_BYTES + 2 * GUARD_BYTES
+
+SIZES: dict[str, Callable[[int], int]] = {
+    "0": lambda mtu: 0,
+    "1": lambda mtu: 1,
+    "MTU-1": lambda mtu: mtu - 1,
+    "MTU": lambda mtu: mtu,
+    "MTU+1": lambda mtu: mtu + 1,
+    "2MTU+1": lambda mtu: 2 * mtu + 1,
+    "64KiB": lambda mtu: 64 << 10,
+    "1MiB": lambda mtu: LARGEST_BYTES,
+}
 
 
 @dataclass(frozen=True)
@@ -36,3 +48,22 @@ class GuardedTarget:
     def verify_untouched(self) -> None:
         """Check that nothing at all has arrived."""
         self.buffer.check_untouched(GUARD, 0, self.length + 2 * GUARD_BYTES)
+
+
+def finish(source: Endpoint, wr_id: int, opcode: WCOpcode, signaled: bool = True) -> None:
+    """Wait until a request is done.
+
+    An unsignaled one is done when a later one is, and must not complete itself: the later completion comes first.
+    """
+    if signaled:
+        (completion,) = source.wait(wr_id)
+    else:
+        wr_id, opcode = source.write(length=0), WCOpcode.RDMA_WRITE
+        (completion,) = source.poll(1)
+    assert (completion.wr_id, completion.status, completion.opcode) == (wr_id, 0, opcode)
+
+
+def assert_quiet(*ends: Endpoint) -> None:
+    """Check that no completion came which was not asked for."""
+    for end in ends:
+        assert end.poll(1, timeout_s=0, exactly=False) == []

@@ -1,24 +1,27 @@
-"""RDMA Read: the reader gets the target's bytes, whole and in bounds, and the target notices nothing."""
+"""RDMA Read: the reader gets the target's bytes, whole and in bounds, and the target notices nothing.
+
+InfiniBand specification, volume 1, section 9.4.4 (RDMA Read).
+"""
 
 from __future__ import annotations
 
 import pytest
-from targets import BUFFER_BYTES, GUARD_BYTES, Direction, GuardedTarget
+from targets import BUFFER_BYTES, GUARD_BYTES, Direction, GuardedTarget, assert_quiet, finish
 
 from pytest_rdma import WCOpcode
 
 
 @pytest.mark.rdma_caps(buffer_bytes=BUFFER_BYTES)
-def test_read_fetches_every_byte(direction: Direction, size_bytes: int) -> None:
+def test_read_fetches_every_byte(direction: Direction, size_bytes: int, signaled: bool) -> None:
     """Steps: read the peer's pattern into a guarded buffer. Verify: bytes and guards here, the reader's completion."""
     reader, owner = direction.source, direction.target
     sink = GuardedTarget(reader.buffer, size_bytes)
     owner.buffer.fill(8, 0, size_bytes)
-    (completion,) = reader.wait(reader.read(offset=GUARD_BYTES, length=size_bytes, remote_offset=0))
-    assert completion.opcode == WCOpcode.RDMA_READ
+    read = reader.read(offset=GUARD_BYTES, length=size_bytes, signaled=signaled)
+    finish(reader, read, WCOpcode.RDMA_READ, signaled)
     sink.verify(8)
     owner.buffer.verify(8, 0, size_bytes)
-    assert owner.poll(1, timeout_s=0, exactly=False) == []
+    assert_quiet(reader, owner)
 
 
 def test_read_after_write_returns_what_was_written(direction: Direction) -> None:
