@@ -94,10 +94,15 @@ class Pipeline:
         if self.op in ATOMICS and self.size_bytes != ATOMIC_BYTES:
             raise _refuse(self, f"{self.op.name} takes {ATOMIC_BYTES} bytes, not {self.size_bytes}")
 
+    def consumed(self, messages: int) -> int:
+        """Return how many receives the first `messages` of one QP take at the other end."""
+        cycle = [request.opcode in CONSUMING for request in self.requests] or [self.op in CONSUMING]
+        rounds, rest = divmod(messages, len(cycle))
+        return rounds * sum(cycle) + sum(cycle[:rest])
+
     @property
     def consumes_receives(self) -> bool:
-        operations = {request.opcode for request in self.requests} or {self.op}
-        return not operations.isdisjoint(CONSUMING)
+        return self.consumed(len(self.requests) or 1) > 0
 
 
 @plain_data
@@ -240,13 +245,15 @@ class TrafficResult:
         return self.bytes_per_second * 8e-9
 
 
-def partner_of(spec: Spec, recv_depth: int = 64) -> Spec | None:
-    """Return what the other end of an active specification runs; None where it has nothing to do."""
+def partner_of(spec: Spec, recv_depth: int = 64, qps: int = 1) -> Spec | None:
+    """Return what the other end of an active specification runs on `qps` QPs; None where it has nothing to do."""
     if isinstance(spec, PingPong):
         return None if spec.op in READING else replace(spec, answers=True)
     if isinstance(spec, Pipeline) and spec.consumes_receives:
         size = max((sum(sge.length for sge in one.sges) for one in spec.requests), default=spec.size_bytes)
-        return RecvDrain(size, spec.iterations, recv_depth, min(16, -(-recv_depth // 4)))
+        # several QPs that send a mixed cycle do not take the same number of receives each
+        messages = 0 if spec.requests and qps > 1 else spec.consumed(spec.iterations)
+        return RecvDrain(size, messages, recv_depth, min(16, -(-recv_depth // 4)))
     return None
 
 
@@ -258,9 +265,8 @@ def check_match(active: tuple[Spec, ...], passive: tuple[Spec, ...]) -> None:
             drains = [spec for spec in there if isinstance(spec, RecvDrain)]
             if pipeline.consumes_receives and not drains:
                 raise _refuse(pipeline, "the other end posts no receives: give it a RecvDrain")
-            if pipeline.consumes_receives and 0 < drains[0].messages < pipeline.iterations:
-                raise _refuse(
-                    drains[0], f"{drains[0].messages} receives are fewer than the {pipeline.iterations} messages sent"
-                )
+            needed = pipeline.consumed(pipeline.iterations)
+            if pipeline.consumes_receives and 0 < drains[0].messages < needed:
+                raise _refuse(drains[0], f"{drains[0].messages} receives are fewer than the {needed} messages sent")
             if both_send and (pipeline.duration_s or any(not drain.messages for drain in drains)):
                 raise _refuse(pipeline, "traffic both ways ends by counting: give iterations and messages")

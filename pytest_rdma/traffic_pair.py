@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 from pytest_rdma.endpoint import Endpoint
-from pytest_rdma.errors import CompletionError, RdmaError, RefusedError, StoppedError
+from pytest_rdma.errors import CompletionError, DeadlineError, RdmaError, RefusedError, StoppedError
 from pytest_rdma.host import Call, Handle, Host
 from pytest_rdma.traffic import PingPong, Pipeline, RecvDrain, Spec, TrafficResult, check_match, partner_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Specs = Union[Spec, Sequence[Spec]]
 WR_FLUSH_ERR = 5
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 1.0
 
 
 class Traffic(Handle):
@@ -81,7 +81,7 @@ def _sides(pairs: Pair | Sequence[Pair], reverse: bool) -> tuple[list[Endpoint],
 def _partner(specs: tuple[Spec, ...], other: list[Endpoint]) -> tuple[Spec, ...]:
     if len(specs) > 1:
         raise RefusedError("an end that sends and receives needs to be told what the other end runs")
-    made = partner_of(specs[0], min(endpoint.caps.recv_depth for endpoint in other))
+    made = partner_of(specs[0], min(endpoint.caps.recv_depth for endpoint in other), len(other))
     return (made,) if made else ()
 
 
@@ -140,6 +140,10 @@ class _Waiter(threading.Thread):
         self.value: Any = None
         self.errors: list[RdmaError] = []
 
+    def ended_within(self, seconds: float) -> bool:
+        self.join(seconds)
+        return not self.is_alive()
+
     def run(self) -> None:
         try:
             self.value = self._call.result()
@@ -168,10 +172,12 @@ def _both(active: Traffic, passive: Traffic, told: bool, timeout_s: float) -> Pa
                 call.cancel()
         waiter.join(STOP_GRACE_S)
         raise
-    if told or errors:
-        with contextlib.suppress(RdmaError):
-            passive_call.cancel()
+    late = not (told or errors or waiter.ended_within(STOP_GRACE_S * passive.host.timeout_scale))
+    with contextlib.suppress(RdmaError):
+        passive_call.cancel()
     waiter.join()
+    if late and waiter.errors:
+        raise DeadlineError(f"the active end is done, and the passive one waits for more: {waiter.errors[0]}")
     errors += waiter.errors
     if errors:
         raise min(errors, key=_consequence)

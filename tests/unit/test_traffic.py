@@ -75,7 +75,8 @@ def test_the_other_end_is_found_by_itself() -> None:
     assert partner_of(PingPong(iterations=5)) == PingPong(iterations=5, answers=True)
     assert partner_of(PingPong(Opcode.RDMA_READ, iterations=5)) is None
     mixed = Pipeline(iterations=4, requests=(SendWR(Opcode.RDMA_WRITE), SendWR(Opcode.SEND, (Sge(1, 99, 1),))))
-    assert partner_of(mixed) == RecvDrain(99, 4, 64, 16)
+    assert partner_of(mixed) == RecvDrain(99, 2, 64, 16)
+    assert partner_of(mixed, 64, 2) == RecvDrain(99, 0, 64, 16)
 
 
 def latency_of(samples: list[int]) -> Latency:
