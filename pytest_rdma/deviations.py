@@ -257,6 +257,20 @@ TABLE: tuple[Deviation, ...] = (
         "the send that was refused arrives all the same (providers/rxe/rxe.c)",
     ),
     Deviation(
+        "psn-behind.near.low",
+        "active",
+        {"sends": (WCStatus.RETRY_EXC_ERR, FLUSH), "recvs": (FLUSH, FLUSH), "state": QPState.ERR},
+        "a responder that has not acknowledged yet answers duplicates with PSN 0xffffff, which is before this PSN "
+        "(rxe_resp.c, ack_psn)",
+    ),
+    Deviation(
+        "psn-behind.far.high",
+        "active",
+        {"sends": (WCStatus.SUCCESS, WCStatus.SUCCESS), "recvs": (), "state": QPState.RTS},
+        "a responder that has not acknowledged yet answers duplicates with PSN 0xffffff, and a requester takes any "
+        "later PSN for an acknowledgement (rxe_resp.c, rxe_comp.c)",
+    ),
+    Deviation(
         "mtu-larger-than-path",
         "active",
         {"sends": (FLUSH, FLUSH)},

@@ -12,8 +12,9 @@ from typing import Any, Callable
 import pytest
 from pairwise import pairwise_cover, whole_product
 from targets import SIZES, Direction
+from trials import TrialFactory
 
-from pytest_rdma import Pair
+from pytest_rdma import Expectation, Pair
 from pytest_rdma.plugin import configuration
 
 SHARED: dict[str, Sequence[str]] = {
@@ -64,3 +65,9 @@ def direction(request: pytest.FixtureRequest, rdma_pair: Pair) -> Direction:
 def signaled(request: pytest.FixtureRequest) -> bool:
     """Whether the request that is tested asks for a completion of its own."""
     return bool(request.param == "signaled")
+
+
+@pytest.fixture
+def trial(rdma_pairs: Callable[..., Pair], rdma_expect: Expectation) -> TrialFactory:
+    """Factory of trials: a pair that is going to fail, and a bystander that must not notice."""
+    return TrialFactory(rdma_pairs, rdma_expect)
