@@ -25,7 +25,7 @@ from pytest_rdma import __version__, native, wire
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, from_plain
 from pytest_rdma.model import HostInfo
-from pytest_rdma.streams import Stream, read_until
+from pytest_rdma.streams import Stream, one_line, read_until
 
 STAYS = (
     "benchmark",
@@ -250,8 +250,7 @@ class Bootstrap:
 
     def _failure(self, what: str) -> HostUnreachableError:
         parts = [f"no agent on {self._name}: `{self._stream.description}`: {what}"]
-        lines = [line.strip() for line in self._buffer.decode(errors="replace").splitlines()]
-        junk = " | ".join(line for line in lines if line)
+        junk = one_line(self._buffer.decode(errors="replace"))
         if junk:
             parts.append(f"its output: {junk[:400]}")
         errors = self._stream.stderr.last_lines()

@@ -19,6 +19,13 @@ TAIL_BYTES = 65536
 DRAIN_S = 1.0
 
 
+def one_line(text: str, count: int | None = None) -> str:
+    """Return the lines that hold anything, the last `count` of them, as one that does no harm to a terminal."""
+    printable = ("".join(c if c.isprintable() else " " for c in line).strip() for line in text.splitlines())
+    held = [line for line in printable if line]
+    return " | ".join(held if count is None else held[-count:])
+
+
 class Tail:
     """The last bytes of an output, kept for reports."""
 
@@ -37,8 +44,7 @@ class Tail:
 
     def last_lines(self, count: int = 3) -> str:
         """Return the last lines that hold anything, joined to one."""
-        lines = [line.strip() for line in self.text().splitlines() if line.strip()]
-        return " | ".join(lines[-count:])
+        return one_line(self.text(), count)
 
 
 class Stream(ABC):

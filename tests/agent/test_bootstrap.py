@@ -174,6 +174,12 @@ def test_a_command_that_ends_before_the_marker_is_shown_with_all_it_said(open_ho
     assert "its stderr: no shell" in text
 
 
+def test_what_a_command_wrote_does_no_harm_to_the_terminal(open_host: Open, tmp_path: Path) -> None:
+    command = script(tmp_path / "odd", "#!/bin/sh\nprintf 'a\\033[2J\\000b'; printf 'c\\033]0;d' >&2\n")
+    text = fails(open_host, command)
+    assert "its output: a [2J b; its stderr: c ]0;d" in text
+
+
 def test_a_command_killed_by_a_signal_says_so(open_host: Open, tmp_path: Path) -> None:
     assert "killed by SIGKILL" in fails(open_host, script(tmp_path / "dies", "#!/bin/sh\nkill -9 $$\n"))
 
