@@ -13,10 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+from pytest_rdma.native import toolchain
 
-from pytest_rdma.native import toolchain  # noqa: E402  (found beside this directory)
+HERE = Path(__file__).parent
 
 NATIVE = Path(toolchain.__file__).parent
 MESSAGES = 12_800

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"<!-- (docs/examples/\S+) -->\n```python\n(.*?)```", README, re.S)
+PAGES = README + (ROOT / "docs" / "traffic.md").read_text()
+EXAMPLES = re.findall(r"<!-- (docs/examples/\S+) -->\n```python\n(.*?)```", PAGES, re.S)
 
 
 @pytest.mark.parametrize(("path", "shown"), EXAMPLES, ids=[path for path, _ in EXAMPLES])
@@ -19,7 +20,7 @@ def test_example_is_the_file_that_runs(path: str, shown: str) -> None:
 
 
 def test_every_python_block_names_its_file() -> None:
-    assert README.count("```python") == len(EXAMPLES)
+    assert PAGES.count("```python") == len(EXAMPLES)
 
 
 def test_commands_name_options_that_exist(pytestconfig: pytest.Config) -> None:
