@@ -13,12 +13,12 @@ from targets import Direction, GuardedTarget, assert_quiet, finish
 
 from pytest_rdma import Endpoint, Opcode, SendWR, Sge, WCOpcode
 
-FORMS = pytest.mark.combined(pieces=("none", "one empty", "two empty"))
+FORMS = pytest.mark.combined(pieces=("none", "one_empty", "two_empty"))
 pytestmark = pytest.mark.rdma_caps(send_sges=2, recv_sges=2)
 
 
 def sges(end: Endpoint, pieces: str) -> Sequence[Sge]:
-    return [end.buffer.sge(0, 0)] * {"none": 0, "one empty": 1, "two empty": 2}[pieces]
+    return [end.buffer.sge(0, 0)] * {"none": 0, "one_empty": 1, "two_empty": 2}[pieces]
 
 
 @FORMS
