@@ -1,4 +1,4 @@
-"""What the tests of limits run on a host: giving up privileges, and registering what is not mapped."""
+"""What tests of limits run on a host: giving up privileges, registering what is not mapped, ending a process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import mmap
 import os
 import pwd
 import resource
+import select
+import signal
 
 from pytest_rdma import Endpoint
 
@@ -44,3 +46,13 @@ def register_beyond_the_mapping(endpoint: Endpoint) -> int:
     finally:
         libc.munmap(start, page)
     return 0
+
+
+def kill_and_see_dead(pid: int, timeout_s: float) -> bool:
+    """Kill a process; True once all that it had open is closed, False when that did not happen in time."""
+    process = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        return bool(select.select([process], [], [], timeout_s)[0])
+    finally:
+        os.close(process)

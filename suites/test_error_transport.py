@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from bounds import kill_and_see_dead
 from qp_attributes import rtr_attributes, rts_attributes
 from trials import FAILED, FLUSH, NOTHING, PATIENT, QUICK, SUCCESS, Trial, TrialFactory, failed
 
@@ -137,7 +138,7 @@ def test_peer_process_killed(trial: TrialFactory, rdma_peer: Host) -> None:
         made.post_receives()
         made.active.send(made.message())
         assert made.requester.wait(1)[0].status == SUCCESS
-        assert rdma_peer.run(["kill", "-KILL", str(spawned.info.pid)]).returncode == 0
+        assert rdma_peer.call(kill_and_see_dead, spawned.info.pid, 10.0)
         made.responder.mark_closed()
         made.active.completions.clear()
         made.active.send(made.message(), made.message())
