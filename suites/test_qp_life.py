@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from qp_attributes import init_attributes, rtr_attributes, rts_attributes
-from trials import FLUSH, MESSAGE_BYTES, NOTHING, SUCCESS, Trial, TrialFactory, echo
+from trials import FLUSH, MESSAGE_BYTES, NOTHING, SUCCESS, TrialFactory, echo
 
 from pytest_rdma import Endpoint, Pair, QPState, RecvWR, RefusedError
 from pytest_rdma.host import close_all
@@ -54,16 +54,18 @@ def test_checked_receive_in_reset_is_refused_by_us(rdma_pairs: Callable[..., Pai
         pair.local.post_recv()
 
 
-@pytest.mark.parametrize("state", ["INIT", "RTR"])
+@pytest.mark.parametrize("state", STATES)
 def test_raw_send_before_rts(trial: TrialFactory, state: str) -> None:
     """The driver refuses it; a request that was refused must not run after the QP is connected."""
     made = trial(connect=False)
     put_into(made.requester, STATES[state], made.pair)
     made.active.send(made.message())
-    if state == "INIT":
-        made.pair.connect()
+    if state == "RTR":
+        made.requester.modify(QPState.RTS, **rts_attributes(made.requester.record, made.pair.attributes))
     else:
-        finish_connecting(made)
+        if state == "RESET":
+            made.requester.modify(QPState.INIT, **init_attributes(made.requester.port))
+        made.pair.connect()
     made.post_receives(made.passive)
     made.active.send(made.message())
     made.expect(
@@ -74,17 +76,12 @@ def test_raw_send_before_rts(trial: TrialFactory, state: str) -> None:
     )
 
 
-def finish_connecting(made: Trial) -> None:
-    made.requester.modify(QPState.RTS, **rts_attributes(made.requester.record, made.pair.attributes))
-
-
 def test_raw_receive_in_reset(trial: TrialFactory) -> None:
     """The driver refuses it; it must not take the message that a good receive is meant for."""
     made = trial(connect=False)
     made.responder.modify(QPState.RESET)
     made.passive.recv(RecvWR((made.responder.buffer.sge(1024, MESSAGE_BYTES),)))
-    init = {"pkey_index": 0, "port_num": made.responder.port, "qp_access_flags": int(made.responder.caps.access)}
-    made.responder.modify(QPState.INIT, **init)
+    made.responder.modify(QPState.INIT, **init_attributes(made.responder.port))
     made.pair.connect()
     made.passive.recv(RecvWR((made.responder.buffer.sge(2048, MESSAGE_BYTES),)))
     made.active.send(made.message())
