@@ -88,7 +88,7 @@ def prepare(item: pytest.Item, opened: RdmaSession) -> None:
     item.user_properties += report.properties(opened)
     reason = report.lacking(opened, *required(item))
     if reason:
-        skip(item.config, reason)
+        raise Skipped(reason)
 
 
 def open_session(config: pytest.Config, wanted: RdmaConfig) -> RdmaSession:
@@ -107,15 +107,14 @@ def _give_up(config: pytest.Config, opened: RdmaSession, error: RdmaError) -> No
     """Skip when no device was asked for and there is none, fail otherwise, in one line and without what led to it."""
     lacks_device = isinstance(error, RdmaEnvironmentError) and not isinstance(error, DeviceBusyError)
     if lacks_device and not opened.config.asked:
-        skip(config, f"{error} ({WAYS_TO_A_DEVICE})", LacksDevice)
+        raise LacksDevice(f"{error} ({WAYS_TO_A_DEVICE})") from None
     raise pytest.fail.Exception(f"rdma: {error}", pytrace=False) from None
 
 
-def skip(config: pytest.Config, reason: str, kind: type[Skipped] = Skipped) -> NoReturn:
-    """Skip the test, or fail it under --rdma-strict."""
-    if plugin.configuration(config).strict.value:
-        raise pytest.fail.Exception(f"{reason} (--rdma-strict fails what would be skipped)", pytrace=False) from None
-    raise kind(reason)
+def fails_when_skipped(item: pytest.Item, reason: BaseException) -> bool:
+    """Whether --rdma-strict counts a skip: any that comes once the hosts are asked for, by whomever; no mark's."""
+    strict = plugin.configuration(item.config).strict.value
+    return strict and (USED in item.stash or isinstance(reason, LacksDevice))
 
 
 def has_failed(item: pytest.Item) -> bool:
@@ -136,6 +135,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if isinstance(call.excinfo.value, LacksDevice):
         # one place, so that pytest folds them all into one line
         made.longrepr = (plugin.__file__, 1, f"Skipped: {call.excinfo.value.msg}")
+    if made.skipped and not hasattr(made, "wasxfail") and fails_when_skipped(item, call.excinfo.value):
+        made.outcome = "failed"
+        made.longrepr = f"{call.excinfo.value} (--rdma-strict fails what would be skipped)"
     opened = item.stash.get(USED, None)
     if made.failed and opened is not None:
         item.stash[FAILED] = True

@@ -277,3 +277,19 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.05)
+
+
+def test_strict_fails_also_what_a_test_skips_itself(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "test_skip.py").write_text(
+        "import pytest\n\ndef test_one(rdma_device):\n    pytest.skip('for want of a thing')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *HOSTS, "--rdma-strict"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "for want of a thing (--rdma-strict fails what would be skipped)" in done.stdout
