@@ -237,7 +237,7 @@ def test_requests_go_round_robin_over_the_lanes(loopback: Any, lanes: int) -> No
         assert posted[: 2 * lanes] == [lane for lane in range(lanes) for _ in (0, 1)]
 
 
-def test_a_stop_ends_a_run_within_100_ms(loopback: Any) -> None:
+def test_a_stop_ends_a_run_long_before_its_deadline(loopback: Any) -> None:
     with loopback() as provider:
         lane = LaneSpec(provider.qp(0), [SendWR(Opcode.SEND)], send_target=10)  # nobody receives
         loop = flow(provider, lanes=[lane], depth=4)
