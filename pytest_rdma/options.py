@@ -241,7 +241,7 @@ OPTIONS: tuple[Option, ...] = (
         "N",
         _number(0, 31),
         "Time to wait for an acknowledgement, 0 to 31: 4.096 us times 2 to the N (0 is for ever).",
-        "14 (67 ms)",
+        "14 (67 ms), times the time-out scale",
     ),
     Option(
         "lab",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import secrets
@@ -261,17 +262,22 @@ class RdmaSession:
         """Return a pair that is not yet connected, with the attributes that the options ask for."""
         from pytest_rdma.pairing import Pair
 
-        return Pair.create(local, peer, self.rail(), caps, shared, **self._attributes())
+        return Pair.create(local, peer, self.rail(), caps, shared, **self.attributes())
 
     def cm_pair(self, local: Host, peer: Host, caps: EndpointCaps | None = None) -> CMPair:
         """Return what `pair` does, to be connected by rdma_cm."""
         from pytest_rdma.cm import CMPair
 
-        return CMPair.create(local, peer, self.rail(), caps, None, **self._attributes())
+        return CMPair.create(local, peer, self.rail(), caps, None, **self.attributes())
 
-    def _attributes(self) -> dict[str, int]:
+    def attributes(self) -> dict[str, int]:
+        """Return the connection attributes that the options ask for."""
         names = ("sl", "traffic_class", "pkey_index", "retry_count", "rnr_retry", "ack_timeout")
-        return {name: getattr(self.config, name).value for name in names}
+        chosen: dict[str, int] = {name: getattr(self.config, name).value for name in names}
+        if not self.config.ack_timeout.given:  # an acknowledgement takes longer where all else does
+            longer = math.ceil(math.log2(max(1.0, self.timeout_scale.value)))
+            chosen["ack_timeout"] = min(chosen["ack_timeout"] + longer, 31)
+        return chosen
 
     def close(self) -> None:
         """End the agents, then the lab if it is this run's own; idempotent. The first error is raised last."""

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pytest_rdma.config import RdmaConfig
+from pytest_rdma.config import RdmaConfig, resolve
 from pytest_rdma.errors import HostUnreachableError, RdmaUsageError
 from pytest_rdma.session import Background, Once, RdmaSession, in_parallel
 
@@ -97,3 +97,14 @@ def test_another_configuration_shares_the_hosts_unless_it_names_others() -> None
     with pytest.raises(RdmaUsageError, match="names other hosts"):
         session.for_config(session.config.with_(peer="host2"))
     session.close()
+
+
+@pytest.mark.parametrize(("scale", "ack_timeout"), [("0.5", 14), ("1", 14), ("3", 16), ("4", 16), ("1e9", 31)])
+def test_the_ack_timeout_grows_with_the_timeout_scale(scale: str, ack_timeout: int) -> None:
+    config = resolve({"rdma_timeout_scale": scale}, {}, lambda key: "", "")
+    assert RdmaSession(config).attributes()["ack_timeout"] == ack_timeout
+
+
+def test_an_ack_timeout_that_was_asked_for_stays() -> None:
+    config = resolve({"rdma_timeout_scale": "4", "rdma_ack_timeout": "14"}, {}, lambda key: "", "")
+    assert RdmaSession(config).attributes()["ack_timeout"] == 14
