@@ -47,6 +47,7 @@ def test_time(rdma_benchmark):
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:cacheprovider")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark gives up where it finds it
     pytester.makepyfile(test_it=TEST)
     return pytester
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,11 @@ from pytest_rdma.lab.ssh_command import ssh_command
 
 
 @pytest.fixture(autouse=True)
-def private_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
+def private_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    with tempfile.TemporaryDirectory() as runtime:  # short, for the paths of sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield
 
 
 def test_changed_recipe_is_another_image(monkeypatch: pytest.MonkeyPatch) -> None:
