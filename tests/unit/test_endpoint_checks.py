@@ -139,6 +139,26 @@ def test_what_is_written_to_locally_needs_local_write(request_: Any) -> None:
     check_sends(entry, [SEND])
 
 
+@pytest.mark.parametrize(("transport", "request_"), [("UC", READ), ("UC", ATOMIC), ("UD", READ), ("UD", WRITE)])
+def test_an_operation_that_the_transport_has_not_is_refused(transport: str, request_: SendWR) -> None:
+    words = f"{request_.opcode.name} is no operation of {transport}"
+    assert words in refusal(endpoint(transport=transport), request_)
+    check_sends(endpoint(transport=transport), [SEND])
+
+
+def test_a_datagram_is_no_longer_than_a_packet() -> None:
+    entry = endpoint(transport="UD")
+    check_sends(entry, [replace(SEND, sges=(sge(length=1024),))])
+    assert "1025 bytes are over the MTU 1024" in refusal(entry, replace(SEND, sges=(sge(length=1025),)))
+
+
+def test_receives_of_a_shared_queue_are_refused_elsewhere() -> None:
+    entry = endpoint()
+    queue: Any = SimpleNamespace(front=SimpleNamespace(label="SRQ 7"))
+    entry.srq = queue
+    assert "takes its receives from SRQ 7: post them there" in refusal(entry, RecvWR((sge(),)))
+
+
 def test_reads_are_refused_when_none_may_be_open() -> None:
     entry = endpoint()
     entry.rd_atomic = 0
