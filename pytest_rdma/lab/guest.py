@@ -34,9 +34,11 @@ def free_port() -> int:
             return port
 
 
-def command(image: Image, directory: Path, number: int, port: int, accel: str) -> list[str]:
-    """Return the command of guest `number`; two sockets in `directory` are its wire to the other guest."""
-    other = 3 - number
+def command(image: Image, directory: Path, number: int, port: int, accel: str, wire: int) -> list[str]:
+    """Return the command of guest `number`; the descriptor `wire` is its end of a stream to the other guest.
+
+    A stream, for QEMU's datagram sockets swap packets when the machine is busy, and rxe takes each gap for a loss.
+    """
     return [
         *("qemu-system-x86_64", "-name", f"host{number}", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-machine", "q35", "-display", "none"),
@@ -48,21 +50,15 @@ def command(image: Image, directory: Path, number: int, port: int, accel: str) -
         *("-device", "virtio-blk-pci,drive=root"),
         *("-netdev", f"user,id=control,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:22"),
         *("-device", f"virtio-net-pci,netdev=control,romfile=,mac=52:54:00:0c:00:0{number}"),
-        *("-netdev", _wire(directory, number, other)),
+        *("-netdev", f"stream,id=fabric,server=off,addr.type=fd,addr.str={wire}"),
         *("-device", f"virtio-net-pci,netdev=fabric,romfile=,mac=52:54:00:fa:00:0{number},host_mtu=9000"),
     ]
-
-
-def _wire(directory: Path, number: int, other: int) -> str:
-    ends = (("local", number), ("remote", other))
-    sockets = (f"{end}.type=unix,{end}.path={directory}/fabric{which}" for end, which in ends)
-    return f"dgram,id=fabric,{','.join(sockets)}"
 
 
 class Guest:
     """A running guest. Its QEMU dies with the process that started it; start it from the main thread."""
 
-    def __init__(self, image: Image, directory: Path, number: int, accel: str) -> None:
+    def __init__(self, image: Image, directory: Path, number: int, accel: str, wire: int) -> None:
         self.number = number
         self.name = f"host{number}"
         self.port = free_port()
@@ -71,11 +67,12 @@ class Guest:
         self._log = (directory / f"{self.name}.console").open("wb", buffering=0)
         self.process = subprocess.Popen(
             # The kernel's own promise: QEMU gets SIGKILL when its parent is gone, however that ends.
-            ["setpriv", "--pdeathsig", "KILL", *command(image, directory, number, self.port, accel)],
+            ["setpriv", "--pdeathsig", "KILL", *command(image, directory, number, self.port, accel, wire)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=(wire,),
         )
         assert self.process.stdout is not None
         self.fd = self.process.stdout.fileno()

@@ -55,6 +55,7 @@ class Supervisor:
         self.clients: list[socket.socket] = []
         self.notes: list[str] = []
         self.guests: dict[int, Guest] = {}
+        self.wire: tuple[socket.socket, ...] = ()
         self.started = time.monotonic()
         self.state: dict[str, Any] | None = None
         self.ending: str | None = None
@@ -128,6 +129,7 @@ class Supervisor:
 
     def _boot_with(self, kind: str) -> None:
         deadline = time.monotonic() + BOOT_S[kind] * self.task.timeout_scale
+        self.wire = socket.socketpair()
         try:
             for number in files.GUESTS:
                 self._start(number, kind)
@@ -159,7 +161,8 @@ class Supervisor:
         return 0
 
     def _start(self, number: int, kind: str) -> None:
-        guest = Guest(self.image, self.directory, number, kind)
+        wire = self.wire[files.GUESTS.index(number)]
+        guest = Guest(self.image, self.directory, number, kind, wire.fileno())
         self.guests[number] = guest
         self.selector.register(guest.fd, selectors.EVENT_READ, lambda: self._console(guest))
 
@@ -177,6 +180,8 @@ class Supervisor:
         for guest in self.guests.values():
             self._forget(guest)
         self.guests.clear()
+        for end in self.wire:
+            end.close()
 
     def _set_ready(self, kind: str) -> None:
         known_hosts = self.directory / "known_hosts"

@@ -116,9 +116,9 @@ def test_port_is_free_on_the_loopback_address() -> None:
 
 
 def test_guests_share_one_wire_and_no_port(tmp_path: Path) -> None:
-    lines = [" ".join(guest.command(image.Image(tmp_path), tmp_path, n, 2200 + n, "tcg")) for n in (1, 2)]
-    assert f"local.path={tmp_path}/fabric1,remote.type=unix,remote.path={tmp_path}/fabric2" in lines[0]
-    assert f"local.path={tmp_path}/fabric2,remote.type=unix,remote.path={tmp_path}/fabric1" in lines[1]
+    lines = [" ".join(guest.command(image.Image(tmp_path), tmp_path, n, 2200 + n, "tcg", 70 + n)) for n in (1, 2)]
+    assert "stream,id=fabric,server=off,addr.type=fd,addr.str=71" in lines[0]
+    assert "stream,id=fabric,server=off,addr.type=fd,addr.str=72" in lines[1]
     assert "hostfwd=tcp:127.0.0.1:2201-" in lines[0]
     assert "restrict=on" in lines[0]
 
