@@ -23,7 +23,7 @@ from pytest_rdma.remote import RemoteHost
 from pytest_rdma.session import lab_target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verbs"))
-import calls  # noqa: E402  (what runs on the hosts lies with the test that counts round trips)
+import calls
 
 PAIRS_A_ROUND = 5
 
