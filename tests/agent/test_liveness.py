@@ -213,7 +213,7 @@ def test_a_cancel_ends_the_wait_and_not_the_host(open_host: Open) -> None:
     assert program.poll() is None
 
 
-def test_ctrl_c_ends_a_wait_at_once_and_the_host_lives(open_host: Open) -> None:
+def test_ctrl_c_ends_a_wait_at_once_and_the_host_lives(heeds_ctrl_c: None, open_host: Open) -> None:
     host = open_host()
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with within(2), pytest.raises(KeyboardInterrupt):

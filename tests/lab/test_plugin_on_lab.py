@@ -240,7 +240,9 @@ def test_a_device_of_another_run_is_refused_by_name(tmp_path: Path, environment:
     assert "rxe0" in line and "host1" in line
 
 
-def test_ctrl_c_ends_the_agents(tmp_path: Path, environment: dict[str, str], on_guest: Callable[..., str]) -> None:
+def test_ctrl_c_ends_the_agents(
+    heeds_ctrl_c: None, tmp_path: Path, environment: dict[str, str], on_guest: Callable[..., str]
+) -> None:
     (tmp_path / "test_hang.py").write_text(
         "import pathlib\n"
         "def test_hang(rdma_pair, rdma_local):\n"
