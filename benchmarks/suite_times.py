@@ -38,7 +38,7 @@ RDMA_CORE_SUITE = """
 set -e
 rm -rf /tmp/rdma-core && mkdir /tmp/rdma-core && cp -r /usr/share/doc/rdma-core/tests /tmp/rdma-core
 find /tmp/rdma-core -name '*.gz' -exec gunzip {} +
-cd /tmp/rdma-core && timeout 300 python3 tests/run_tests.py --dev rxe0 --gid 1 2>&1 | tail -n 5
+cd /tmp/rdma-core && timeout 300 python3 tests/run_tests.py --dev rxe0 --gid 1 2>&1 | grep -E '^(Ran|OK|FAILED)'
 """
 
 

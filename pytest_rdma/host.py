@@ -15,6 +15,8 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, TypeVar
 
@@ -282,6 +284,21 @@ class InUse:
         self._condition = threading.Condition()
         self._users = 0
         self._ended = False
+        self._stops: list[StopFlag] = []
+
+    @contextmanager
+    def until(self, stop: StopFlag) -> Iterator[None]:
+        """Work on the object for as long as it takes; its end sets `stop`."""
+        with self:
+            with self._condition:
+                self._stops.append(stop)
+                if self._ended:
+                    stop.set()
+            try:
+                yield
+            finally:
+                with self._condition:
+                    self._stops.remove(stop)
 
     def __enter__(self) -> None:
         with self._condition:
@@ -295,9 +312,11 @@ class InUse:
             self._condition.notify_all()
 
     def end(self) -> None:
-        """Let no one in any more and wait for those that are; their waits are slices of a few milliseconds."""
+        """Let no one in any more and wait for those that are: their waits are short, or heed the flag of `until`."""
         with self._condition:
             self._ended = True
+            for stop in self._stops:
+                stop.set()
             if not self._condition.wait_for(lambda: not self._users, self.LONGEST_CALL_S):
                 raise DeadlineError(f"{self._label} is still in use {self.LONGEST_CALL_S:g} s after it was closed")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_rdma import native
-from pytest_rdma.deadline import Deadline
+from pytest_rdma.deadline import Deadline, StopFlag
 from pytest_rdma.errors import CompletionError, DeadlineError, RefusedError, StoppedError, VerbsError, errno_text
 from pytest_rdma.host import LocalHost, Resource, op
 from pytest_rdma.model import Completion, Opcode, RecvWR, SendWR, Sge
@@ -308,7 +308,7 @@ def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec]) -> T
     prepared = TrafficEntry(entries, plan)
     for lane, entry in zip(prepared.loop.lanes, entries):
         lane.recv_posted = len(entry.recvs)
-    with _in_use(entries):
+    with _in_use(entries, StopFlag()):
         try:
             prepared.loop.prepare()
         finally:
@@ -318,7 +318,7 @@ def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec]) -> T
 
 
 def go(prepared: TrafficEntry, deadline: Deadline) -> TrafficResult:
-    with _in_use(prepared.entries):
+    with _in_use(prepared.entries, deadline.stop):
         try:
             prepared.loop.run(deadline)
         finally:
@@ -328,11 +328,11 @@ def go(prepared: TrafficEntry, deadline: Deadline) -> TrafficResult:
 
 
 @contextlib.contextmanager
-def _in_use(entries: Sequence[QPEntry]) -> Iterator[None]:
+def _in_use(entries: Sequence[QPEntry], stop: StopFlag) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for entry in entries:
-            stack.enter_context(entry.in_use)
-            stack.enter_context(entry.cq.in_use)
+            stack.enter_context(entry.in_use.until(stop))
+            stack.enter_context(entry.cq.in_use.until(stop))
         yield
 
 

@@ -22,7 +22,7 @@ from pytest_rdma import (
     WCStatus,
     run_pairs,
 )
-from pytest_rdma.errors import StoppedError
+from pytest_rdma.errors import RdmaUsageError, StoppedError
 
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR)
 WRITE, READ, SEND = Opcode.RDMA_WRITE, Opcode.RDMA_READ, Opcode.SEND
@@ -118,6 +118,15 @@ def test_a_stop_ends_a_run_and_its_host_goes_on(rdma_pair: Pair) -> None:
     timer.join()
     rdma_pair.reconnect()
     assert rdma_pair.local.run(Pipeline(WRITE, 8, iterations=10)).messages == 10
+
+
+def test_closing_a_pair_ends_the_run_on_it(rdma_pair: Pair) -> None:
+    call = rdma_pair.local.submit_run(Pipeline(WRITE, 8, duration_s=60), timeout_s=90)
+    began = time.monotonic()
+    rdma_pair.close()
+    with pytest.raises((StoppedError, RdmaUsageError), match=r"stopped|closed"):  # closed: it had not begun
+        call.result()
+    assert time.monotonic() - began < 10
 
 
 def test_receives_left_by_one_run_serve_the_next_of_their_kind_only(rdma_pair: Pair) -> None:
