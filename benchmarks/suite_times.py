@@ -34,11 +34,12 @@ def pytest_runtest_logreport(report):
     with open(pathlib.Path(__file__).with_name("times"), "a") as file:
         file.write(json.dumps([report.nodeid, report.duration]) + chr(10))
 """
+# pyverbs 56.1 crashes while Python 3.13 collects garbage; tests of other providers would be skipped one by one.
 RDMA_CORE_SUITE = """
-set -e
 rm -rf /tmp/rdma-core && mkdir /tmp/rdma-core && cp -r /usr/share/doc/rdma-core/tests /tmp/rdma-core
-find /tmp/rdma-core -name '*.gz' -exec gunzip {} +
-cd /tmp/rdma-core && timeout 300 python3 tests/run_tests.py --dev rxe0 --gid 1 2>&1 | grep -E '^(Ran|OK|FAILED)'
+cd /tmp/rdma-core && find . -name '*.gz' -exec gunzip {} + && rm -f tests/test_mlx5* tests/test_efa* tests/test_irdma*
+echo 'import gc; gc.disable()' >sitecustomize.py
+PYTHONPATH=. timeout 300 python3 tests/run_tests.py --dev rxe0 --gid 1 2>&1 | grep -E '^(Ran|OK|FAILED)'
 """
 
 
