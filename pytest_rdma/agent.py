@@ -119,6 +119,7 @@ class Agent:
 
     def end(self) -> None:
         """Stop what runs, destroy all objects, and end the process, at the latest after `CLEANUP_S`."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the stream and of the session come together
         last = threading.Timer(CLEANUP_S, os._exit, (1,))
         last.daemon = True
         last.start()
