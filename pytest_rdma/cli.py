@@ -80,9 +80,14 @@ def _state() -> dict[str, Any] | None:
 
 
 def _status(_: argparse.Namespace) -> int:
+    from pytest_rdma.lab import client, files
+
     state = _state()
     if state is None:
         print("no lab is up: start one with `pytest-rdma lab up`")
+        console = files.console_of_the_dead(client.runtime_directory())
+        if console.exists():
+            print(f"a guest died at {time.ctime(console.stat().st_mtime)}: its console is in {console}")
         return 3
     _print_state(state)
     return 0

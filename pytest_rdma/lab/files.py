@@ -8,6 +8,11 @@ from pathlib import Path
 GUESTS = (1, 2)
 
 
+def console_of_the_dead(runtime: Path) -> Path:
+    """Return where the console of the last guest that died on its own is kept; its lab's directory is gone."""
+    return runtime / "died.console"
+
+
 def make_keys(directory: Path) -> None:
     """Make the key that opens both guests and one host key for each, all of this lab alone."""
     for name in ("id_ed25519", *(f"host{number}_key" for number in GUESTS)):

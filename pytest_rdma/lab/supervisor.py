@@ -219,6 +219,9 @@ class Supervisor:
                     self._end(f"idle for {limit:g} s")
             for guest in self.guests.values():
                 if guest.process.poll() is not None:
+                    shutil.copy(
+                        self.directory / f"{guest.name}.console", files.console_of_the_dead(self.directory.parent)
+                    )
                     raise guest.failure(f"ended with status {guest.process.returncode}")
 
     def _dispatch(self, deadline: float) -> None:

@@ -220,6 +220,21 @@ def test_unused_lab_ends_at_its_idle_limit_and_a_used_one_does_not(runtime: Path
     assert cli("lab", "status").returncode == 3
 
 
+def test_guest_that_dies_takes_the_lab_along_and_leaves_its_console(runtime: Path) -> None:
+    assert cli("lab", "up").returncode == 0
+    connection = connect_up()
+    assert connection is not None
+    state = connection.state(print)
+    connection.close()
+    guests = opened(state)
+    on(hosts_of(state)[1], "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger")
+    assert gone(guests, COMMAND_S)
+    status = cli("lab", "status")
+    assert status.returncode == 3
+    console = Path(status.stdout.strip().rpartition(" ")[2])
+    assert "sysrq triggered crash" in console.read_text(errors="replace")
+
+
 def test_killed_supervisor_takes_its_guests_along_and_is_forgotten(runtime: Path) -> None:
     # Killed while it boots: the kernel, not the supervisor's own code, has to end the guests.
     booting = subprocess.Popen(
