@@ -5,6 +5,7 @@ Without RDMA options and RDMA tests nothing heavy is imported.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -28,6 +29,9 @@ MARKERS = (
 NEEDS_HOSTS = frozenset(
     f"rdma_{name}" for name in ("local", "peer", "device", "context", "pd", "mr", "cq", "qp", "pair", "pairs", "expect")
 )
+AROUND_TESTS = ("explaining", "gates", "losses")
+"""Modules with hooks around each RDMA test, beside `running`."""
+
 NOT_RUNNING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan", "help", "markers", "cacheshow")
 
 CONFIG = pytest.StashKey["RdmaConfig"]()
@@ -184,6 +188,8 @@ def bring_in_running(config: pytest.Config) -> ModuleType:
 
     if not config.pluginmanager.is_registered(running):
         config.pluginmanager.register(running, "rdma-running")
+        for name in AROUND_TESTS:
+            config.pluginmanager.register(importlib.import_module(f"pytest_rdma.{name}"), f"rdma-{name}")
     return running
 
 

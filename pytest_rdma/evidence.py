@@ -1,0 +1,150 @@
+"""What is known of both ends when a test has failed: plain data that a host collects and a diagnosis reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from pytest_rdma.model import (
+    Access,
+    AsyncEvent,
+    Completion,
+    ConnectionAttributes,
+    DeviceInfo,
+    EndpointCaps,
+    ExchangeRecord,
+    HostInfo,
+    QPState,
+    RecvWR,
+    SendWR,
+)
+from pytest_rdma.wire import plain_data
+
+
+@plain_data
+@dataclass(frozen=True)
+class Posted:
+    """A request of the ledger: what was posted, how long ago, and the opcode's name (`RECV` for a receive)."""
+
+    opcode: str
+    bytes: int
+    ago_s: float
+    signaled: bool
+    request: Union[SendWR, RecvWR]
+
+
+@plain_data
+@dataclass(frozen=True)
+class QueueLedger:
+    """One queue of a QP: how many were posted and completed since it was last reset, when, and what is outstanding.
+
+    `outstanding` holds the oldest, at most `LEDGER_SHOWN`; `outstanding_count` is how many there are. Times are seconds
+    ago, None for never.
+    """
+
+    posted: int
+    completed: int
+    last_post_ago_s: float | None
+    last_completion_ago_s: float | None
+    outstanding_count: int
+    outstanding: tuple[Posted, ...] = ()
+
+
+LEDGER_SHOWN = 8
+
+
+@plain_data
+@dataclass(frozen=True)
+class Failure:
+    """The first completion of a QP that was neither a success nor a flush, and the request that it is of."""
+
+    completion: Completion
+    ago_s: float
+    request: Posted | None
+
+
+@plain_data
+@dataclass(frozen=True)
+class QPEvidence:
+    """One QP: `state` and `attributes` as ibv_query_qp(3) tells them now, its ledger, and how it was connected.
+
+    `peer` and `connected` are what it was connected with, None when it never was since the last reset; `own` is what it
+    tells a peer. `flushed` counts completions with WR_FLUSH_ERR. `recent` holds the last completions, oldest first.
+    `awaits` is what a call that is still running, or the last that ran out of time, waited for.
+    """
+
+    handle: int
+    qp_num: int
+    device: str
+    port: int
+    state: QPState | None
+    attributes: dict[str, Any]
+    caps: EndpointCaps
+    own: ExchangeRecord
+    peer: ExchangeRecord | None
+    connected: ConnectionAttributes | None
+    pd: int
+    sends: QueueLedger
+    recvs: QueueLedger
+    failure: Failure | None
+    flushed: int
+    recent: tuple[Completion, ...]
+    awaits: str
+    shared_recvs: bool = False
+    closed: bool = False
+    error: str = ""
+
+
+@plain_data
+@dataclass(frozen=True)
+class Region:
+    """A memory region of the host, also one that was closed during the test (`closed`)."""
+
+    addr: int
+    length: int
+    lkey: int
+    rkey: int
+    access: Access
+    pd: int
+    closed: bool
+
+
+@plain_data
+@dataclass(frozen=True)
+class HostEvidence:
+    """One host: who it is, its device as it is now, all QPs and regions of the agent, what the kernel counted and said.
+
+    `counters` are differences since the test began, by name, only those that changed; `unread` says what could not be
+    read and why, by what it is (`counters`, `kernel log`, `QP 0x11`). `device` is None when it is gone.
+    """
+
+    name: str
+    info: HostInfo
+    device: DeviceInfo | None
+    port: int
+    gid_index: int | None
+    qps: tuple[QPEvidence, ...]
+    regions: tuple[Region, ...]
+    async_events: tuple[AsyncEvent, ...]
+    counters: dict[str, int]
+    kernel_log: tuple[str, ...]
+    stderr: str = ""
+    lost: str = ""
+    unread: dict[str, str] = field(default_factory=dict)
+
+
+@plain_data
+@dataclass(frozen=True)
+class Evidence:
+    """Both ends of a test that failed. `local_qp` and `peer_qp` number the pair that the error is about, where known.
+
+    `failed_side` is `local` or `peer`: the end whose call failed. `error` is what it said.
+    """
+
+    local: HostEvidence
+    peer: HostEvidence
+    local_qp: int | None
+    peer_qp: int | None
+    failed_side: str
+    error_type: str
+    error: str

@@ -1,0 +1,1 @@
+"""What happens when a host or a device is lost: blocked tests, their first cause, the exit code."""
