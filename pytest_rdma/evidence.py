@@ -39,7 +39,7 @@ class QueueLedger:
     """One queue of a QP: how many were posted and completed since it was last reset, when, and what is outstanding.
 
     `outstanding` holds the oldest, at most `LEDGER_SHOWN`; `outstanding_count` is how many there are. Times are seconds
-    ago, None for never.
+    ago, None for never. `most_bytes_completed` is the length of the longest request that completed with success.
     """
 
     posted: int
@@ -48,6 +48,7 @@ class QueueLedger:
     last_completion_ago_s: float | None
     outstanding_count: int
     outstanding: tuple[Posted, ...] = ()
+    most_bytes_completed: int = 0
 
 
 LEDGER_SHOWN = 8
@@ -56,7 +57,7 @@ LEDGER_SHOWN = 8
 @plain_data
 @dataclass(frozen=True)
 class Failure:
-    """The first completion of a QP that was neither a success nor a flush, and the request that it is of."""
+    """A completion of a QP that was no success, and the request that it is of."""
 
     completion: Completion
     ago_s: float
@@ -69,7 +70,9 @@ class QPEvidence:
     """One QP: `state` and `attributes` as ibv_query_qp(3) tells them now, its ledger, and how it was connected.
 
     `peer` and `connected` are what it was connected with, None when it never was since the last reset; `own` is what it
-    tells a peer. `flushed` counts completions with WR_FLUSH_ERR. `recent` holds the last completions, oldest first.
+    tells a peer. `failure` is the first completion that was neither a success nor a flush; `flushed` counts those with
+    WR_FLUSH_ERR, and `first_flush` is the first of them: rxe flushes what fails by its own memory, and so all that is
+    known of the cause is the request. `recent` holds the last completions, oldest first.
     `awaits` is what a call that is still running, or the last that ran out of time, waited for.
     """
 
@@ -93,6 +96,7 @@ class QPEvidence:
     shared_recvs: bool = False
     closed: bool = False
     error: str = ""
+    first_flush: Failure | None = None
 
 
 @plain_data
@@ -136,7 +140,8 @@ class HostEvidence:
 @plain_data
 @dataclass(frozen=True)
 class Evidence:
-    """Both ends of a test that failed. `local_qp` and `peer_qp` number the pair that the error is about, where known.
+    """Both ends of a test that failed. `local_qp` and `peer_qp` are the QP numbers of the pair that the error is about,
+    where known.
 
     `failed_side` is `local` or `peer`: the end whose call failed. `error` is what it said.
     """
