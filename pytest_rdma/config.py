@@ -68,6 +68,7 @@ class RdmaConfig:
     lab: Setting[bool] = Setting(False)
     strict: Setting[bool] = Setting(False)
     full: Setting[bool] = Setting(False)
+    on_peer_loss: Setting[str] = Setting("reconnect")
     timeout_scale: Setting[float] = Setting(1.0)
 
     @property

@@ -59,6 +59,10 @@ class HostLostError(RdmaError):
     """The agent, or the stream to it, ended while it was needed."""
 
 
+class BlockedError(RdmaError):
+    """A test cannot run, for a host or a device was lost before it; the message is the first cause."""
+
+
 class StaleHandleError(RdmaError):
     """An object of an agent that has since been restarted was used; the message says which test broke the host."""
 

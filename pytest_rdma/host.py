@@ -156,6 +156,7 @@ class Host(ABC):
     round_trips: int = 0
     current_test: str | None = None
     restart_cause: str | None = None
+    loss: str | None = None
 
     @abstractmethod
     def invoke(self, name: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:

@@ -112,6 +112,15 @@ def _factor(text: str) -> float:
     return value
 
 
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip() not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text.strip()
+
+    return parse
+
+
 def _switch(text: str) -> bool:
     word = text.strip().lower()
     if word not in _TRUE + _FALSE:
@@ -269,6 +278,15 @@ OPTIONS: tuple[Option, ...] = (
         "off",
     ),
     Option(
+        "on_peer_loss",
+        ("--rdma-on-peer-loss",),
+        "reconnect|stop",
+        _one_of("reconnect", "stop"),
+        "What becomes of the tests after a host was lost: reconnect tries to get it back before each and blocks those "
+        "that it is not back for; stop blocks all.",
+        "reconnect",
+    ),
+    Option(
         "timeout_scale",
         ("--rdma-timeout-scale",),
         "FACTOR",
@@ -283,6 +301,7 @@ def options_table() -> str:
     """Return the table of options for the README, in Markdown."""
     lines = ["| option | ini key | environment | default | |", "|---|---|---|---|---|"]
     for option in OPTIONS:
-        flags = ", ".join(f"`{flag}{' ' + option.metavar if option.metavar else ''}`" for flag in option.flags[::-1])
+        value = f" {option.metavar}".replace("|", "\\|") if option.metavar else ""
+        flags = ", ".join(f"`{flag}{value}`" for flag in option.flags[::-1])
         lines.append(f"| {flags} | `{option.ini}` | `{option.variable}` | {option.default} | {option.help} |")
     return "\n".join(lines)

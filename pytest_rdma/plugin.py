@@ -153,6 +153,7 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Hand to a worker of pytest-xdist which run it belongs to, and the lab, which the controller boots."""
     config: pytest.Config = node.config
+    bring_in_running(config)
     if connects_early(config):
         opened = connect(config)
         lab = opened.lab().to_plain() if opened.config.lab.value else None

@@ -174,6 +174,7 @@ class Link:
     def __init__(self, host: RemoteHost, stream: Stream, rest: bytes) -> None:
         self.stream = stream
         self.lost: str | None = None
+        self.loss: str | None = None
         self._host = host
         self._grace_s = OVERDUE_GRACE_S * host.timeout_scale
         self._numbers = itertools.count(1)
@@ -228,7 +229,8 @@ class Link:
         """Note why there is no agent any more, and let all that wait for it know; the first cause stays."""
         with self._lock:
             if self.lost is None:
-                self.lost = cause
+                test = f" in {self._host.current_test}" if self._host.current_test else ""
+                self.lost, self.loss = cause, f"{self._host.name} was lost{test}: {cause}"
             pending, self._pending = list(self._pending.values()), {}
         for call in pending:
             call.settle(error=self._loss(call))
@@ -324,6 +326,7 @@ class RemoteHost(Host):
         self._parent = parent
         self._route: Route = parent._route if isinstance(parent, RemoteHost) else _route_to(target)
         self._link: Link | None = None
+        self._gone: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -333,7 +336,12 @@ class RemoteHost(Host):
     @property
     def lost(self) -> str | None:
         """Why the agent is no more; None while it lives, or before it was opened."""
-        return self._link.lost if self._link is not None else None
+        return self._link.lost if self._link is not None else self._gone
+
+    @property
+    def loss(self) -> str | None:  # type: ignore[override]
+        """Who was lost, in which test and why, in one line; None while it lives, and again once it is back."""
+        return self._link.loss if self._link is not None else self._gone
 
     def open(self) -> None:
         """Bring up the agent; HostUnreachableError says where that failed. A no-op when it is up."""
@@ -368,15 +376,18 @@ class RemoteHost(Host):
 
     def restart(self, cause: str) -> None:
         """End the agent and bring up another; what hung on the old one is stale, `cause` says why."""
-        test = f" during {self.current_test}" if self.current_test else ""
+        if self._gone is None:
+            test = f" during {self.current_test}" if self.current_test else ""
+            self.restart_cause = f"{cause}{test}"
+            self._gone = self.loss or f"{self.name} was given up{test}: {cause}"
         self._end(0.0)
-        self.restart_cause = f"{cause}{test}"
         self.generation += 1
         try:
             self.open()
         except HostUnreachableError as error:
-            error.args = (f"{self.name} was lost ({self.restart_cause}) and does not come back: {error}",)
+            error.args = (f"{self._gone}; it does not come back: {error}",)
             raise
+        self._gone = None
 
     def spawn(self) -> RemoteHost:
         """Return a second agent on the same host; over SSH it shares the connection."""

@@ -11,7 +11,8 @@ from _pytest.outcomes import Skipped
 
 from pytest_rdma import plugin, report
 from pytest_rdma.capabilities import check_names
-from pytest_rdma.errors import DeviceBusyError, RdmaEnvironmentError, RdmaError, RdmaUsageError
+from pytest_rdma.errors import BlockedError, DeviceBusyError, RdmaEnvironmentError, RdmaError, RdmaUsageError
+from pytest_rdma.losses import Blocked, block
 from pytest_rdma.model import EndpointCaps
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def prepare(item: pytest.Item, opened: RdmaSession) -> None:
     item.stash[USED] = opened
     try:
         opened.prepare(item.nodeid)
+    except BlockedError as error:
+        block(item, error)
     except RdmaError as error:
         _give_up(item.config, opened, error)
     item.user_properties += report.properties(opened)
@@ -112,7 +115,12 @@ def _give_up(config: pytest.Config, opened: RdmaSession, error: RdmaError) -> No
 
 
 def fails_when_skipped(item: pytest.Item, reason: BaseException) -> bool:
-    """Whether --rdma-strict counts a skip: any that comes once the hosts are asked for, by whomever; no mark's."""
+    """Whether --rdma-strict counts a skip: any that comes once the hosts are asked for, by whomever; no mark's.
+
+    A blocked test is none of them: that it did not run is told by the exit code.
+    """
+    if isinstance(reason, Blocked):
+        return False
     strict = plugin.configuration(item.config).strict.value
     return strict and (USED in item.stash or isinstance(reason, LacksDevice))
 
@@ -132,7 +140,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.excinfo is None:
         return
     made = outcome.get_result()
-    if isinstance(call.excinfo.value, LacksDevice):
+    if isinstance(call.excinfo.value, (LacksDevice, Blocked)):
         # one place, so that pytest folds them all into one line
         made.longrepr = (plugin.__file__, 1, f"Skipped: {call.excinfo.value.msg}")
     if made.skipped and not hasattr(made, "wasxfail") and fails_when_skipped(item, call.excinfo.value):

@@ -10,10 +10,12 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_rdma.config import RdmaConfig, Setting, Source
-from pytest_rdma.errors import RdmaError, RdmaUsageError
+from pytest_rdma.errors import RdmaUsageError
+from pytest_rdma.losses import Losses
 
 if TYPE_CHECKING:
     from pytest_rdma.cm import CMPair
@@ -186,7 +188,7 @@ class RdmaSession:
         self._generations = [0, 0]
         self._derived: list[RdmaSession] = []
         self._pd: PD | None = None
-        self._broken: RdmaError | None = None
+        self.losses = Losses()
         self._stderr_before: list[tuple[str, str]] = []
 
     @property
@@ -222,27 +224,28 @@ class RdmaSession:
         derived = RdmaSession(config, self.run_id, self.lab() if config.lab.value else None)
         if opened.config.hosts == config.hosts:
             derived.hosts = opened.hosts
+            derived.losses = opened.losses
         self._derived.append(derived)
         return derived
 
     def prepare(self, test: str) -> None:
         """Make both hosts ready for a test: restart what was lost, take its device again, say which test runs.
 
-        When a host does not come back, its first error is raised again for each test that follows.
+        BlockedError when what was lost does not come back, or --rdma-on-peer-loss=stop says not to wait for it.
         """
-        if self._broken is not None:
-            raise self._broken.with_traceback(None)
         self.rail()
+        reconnect = self.config.on_peer_loss.value == "reconnect"
         for index, host in enumerate(self.hosts()):
-            try:
-                host.ensure()
-                if host.generation != self._generations[index]:
-                    self._lock(index)
-            except RdmaError as error:
-                self._broken = error
-                raise
+            self.losses.mend(host, partial(self._bring_back, index), self.timeout_scale.value, reconnect=reconnect)
+        for host in self.hosts():
             host.current_test = test
         self._stderr_before = self._stderr_tails()
+
+    def _bring_back(self, index: int) -> None:
+        host = self.hosts()[index]
+        host.ensure()
+        if host.generation != self._generations[index]:
+            self._lock(index)
 
     def new_stderr(self) -> dict[str, str]:
         """Return what the agents have on their standard error, by host, of those that wrote since the test began."""
