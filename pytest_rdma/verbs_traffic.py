@@ -1,43 +1,32 @@
-"""Traffic on a LocalHost: specifications become native runs over its QPs, checked before anything is posted."""
+"""Traffic on a LocalHost: plans become native runs over its QPs; how far they are, how they end, what they did."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_rdma import native
 from pytest_rdma.deadline import Deadline, StopFlag
-from pytest_rdma.errors import CompletionError, DeadlineError, RefusedError, StoppedError, VerbsError, errno_text
+from pytest_rdma.errors import CompletionError, DeadlineError, StoppedError, VerbsError, errno_text
 from pytest_rdma.host import LocalHost, Resource, op
-from pytest_rdma.model import Completion, Opcode, RecvWR, SendWR, Sge
+from pytest_rdma.model import Completion, SendWR
 from pytest_rdma.native import loops
 from pytest_rdma.status import describe
-from pytest_rdma.traffic import (
-    READING,
-    Latency,
-    PingPong,
-    Pipeline,
-    RecvDrain,
-    Spec,
-    TrafficResult,
-)
+from pytest_rdma.traffic import READING, Latency, PingPong, Spec, TrafficResult
 from pytest_rdma.traffic_pair import Traffic
-from pytest_rdma.verbs_check import check_recvs, check_sends
+from pytest_rdma.verbs_plan import LEFT, Plan, check, check_queues, shape_of
 from pytest_rdma.verbs_queue import QPEntry
 
-PINGPONG_DEPTH = 16
-PINGPONG_SIGNAL = 4
-WITH_IMM = (Opcode.SEND_WITH_IMM, Opcode.RDMA_WRITE_WITH_IMM)
+if TYPE_CHECKING:
+    from pytest_rdma.evidence import QueueLedger
 
-LEFT: weakref.WeakKeyDictionary[QPEntry, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-"""The shape of the receives that a run left posted on a QP: another run of that shape takes them over."""
+RUNS: weakref.WeakKeyDictionary[QPEntry, tuple[loops.LoopRun, int]] = weakref.WeakKeyDictionary()
+"""The run that works on a QP, or the last that did, and which of its lanes the QP is."""
 
 
 class TrafficEntry(Resource):
@@ -49,200 +38,6 @@ class TrafficEntry(Resource):
         self.entries = entries
         self.plan = plan
         self.loop = plan.build(entries)
-
-
-class Plan:
-    """What the specifications of one end come to, for QPs that have been checked."""
-
-    def __init__(self, specs: Sequence[Spec]) -> None:
-        self.specs = specs
-        self.send = next((spec for spec in specs if isinstance(spec, Pipeline)), None)
-        self.drain = next((spec for spec in specs if isinstance(spec, RecvDrain)), None)
-        self.pingpong = next((spec for spec in specs if isinstance(spec, PingPong)), None)
-        kinds = [type(spec).__name__ for spec in specs]
-        if not specs or len(set(kinds)) < len(kinds) or (self.pingpong and len(kinds) > 1):
-            raise RefusedError(
-                f"one end runs a Pipeline, a RecvDrain, both, or a PingPong, not {' and '.join(kinds) or 'nothing'}"
-            )
-
-    def sends(self, entry: QPEntry) -> list[SendWR]:
-        """Return the cycle of requests that this QP sends."""
-        if self.pingpong:
-            return [_pingpong_request(entry, self.pingpong)]
-        if self.send is None:
-            return []
-        return list(self.send.requests) or [_request(entry, self.send, slot) for slot in range(self.send.buffers)]
-
-    def receives(self, entry: QPEntry) -> list[RecvWR]:
-        buffer = entry.buffer
-        if self.pingpong and self.pingpong.op == Opcode.SEND:
-            at = buffer.addr + self.pingpong.target_offset
-            return [RecvWR((Sge(at, self.pingpong.size_bytes, buffer.lkey),))]
-        if self.drain is None:
-            return []
-        drain = self.drain
-        starts = (buffer.addr + drain.offset + slot * drain.size_bytes for slot in range(drain.buffers))
-        return [RecvWR((Sge(at, drain.size_bytes, buffer.lkey),) if drain.size_bytes else ()) for at in starts]
-
-    @property
-    def depth(self) -> int:
-        return self.send.depth if self.send else PINGPONG_DEPTH
-
-    @property
-    def recv_depth(self) -> int:
-        if self.pingpong:
-            return PINGPONG_DEPTH if self.pingpong.op == Opcode.SEND else 0
-        return self.drain.depth if self.drain else 0
-
-    @property
-    def until_told(self) -> bool:
-        if self.pingpong:
-            return self.pingpong.answers and not self.pingpong.iterations
-        return self.drain is not None and not self.drain.messages
-
-    def targets(self, lane: int, lanes: int) -> tuple[int, int]:
-        """Return how many messages this lane sends, and how many it receives."""
-        if self.pingpong:
-            count = self.pingpong.iterations or loops.ENDLESS
-            return count, count if self.recv_depth else 0
-        sends = _share(self.send.iterations, lane, lanes) if self.send else 0
-        return sends, _share(self.drain.messages, lane, lanes) if self.drain else 0
-
-    def build(self, entries: Sequence[QPEntry]) -> loops.LoopRun:
-        lanes = []
-        for number, entry in enumerate(entries):
-            sends, recvs = self.targets(number, len(entries))
-            lanes.append(loops.LaneSpec(entry.pointer, self.sends(entry), self.receives(entry), sends, recvs))
-        cqs = list(dict.fromkeys(entry.cq.pointer for entry in entries))
-        flags = loops.UNTIL_TOLD if self.until_told else 0
-        every = any(entry.caps.signal_all for entry in entries)
-        if self.pingpong:
-            return self._build_pingpong(entries[0], self.pingpong, lanes, cqs, flags, every)
-        send = self.send
-        return loops.LoopRun(
-            native.load(),
-            lanes,
-            cqs,
-            flags=flags | (loops.SPLIT if send and send.split else 0),
-            depth=self.depth,
-            batch=send.batch if send else 1,
-            signal_every=1 if every or not send else min(send.signal_every, (1 << 32) - 1),
-            recv_depth=self.recv_depth,
-            recv_batch=self.drain.batch if self.drain else 1,
-            duration_ns=int(send.duration_s * 1e9) if send else 0,
-            gap_ps=int(1e12 / send.rate_per_s) if send and send.rate_per_s else 0,
-        )
-
-    def _build_pingpong(
-        self,
-        entry: QPEntry,
-        spec: PingPong,
-        lanes: list[loops.LaneSpec],
-        cqs: list[int],
-        flags: int,
-        every: bool,
-    ) -> loops.LoopRun:
-        kinds = {Opcode.SEND: loops.PINGPONG_SEND, Opcode.RDMA_WRITE: loops.PINGPONG_WRITE}
-        kind = kinds.get(spec.op, loops.ROUND_TRIP)
-        tail = min(spec.size_bytes, 8)
-        source = entry.buffer.addr + spec.offset + spec.size_bytes - tail
-        target = entry.buffer.addr + spec.target_offset + spec.size_bytes - tail
-        if kind == loops.PINGPONG_WRITE:
-            ctypes.memset(target, 0, tail)
-        every = every or self.until_told or kind == loops.ROUND_TRIP
-        return loops.LoopRun(
-            native.load(),
-            lanes,
-            cqs,
-            kind=kind,
-            flags=flags | (loops.RESPONDER if spec.answers else 0),
-            depth=self.depth,
-            signal_every=1 if every else PINGPONG_SIGNAL,
-            recv_depth=self.recv_depth,
-            iterations=spec.iterations or loops.ENDLESS,
-            duration_ns=0 if spec.answers else int(spec.duration_s * 1e9),
-            tail=(source, target, tail),
-        )
-
-
-def _share(total: int, lane: int, lanes: int) -> int:
-    """Return this lane's part of a total that is dealt round robin; 0 in all is without end."""
-    return total // lanes + (lane < total % lanes) if total else loops.ENDLESS
-
-
-def _request(entry: QPEntry, spec: Pipeline, slot: int) -> SendWR:
-    at = slot * spec.size_bytes
-    remote_addr, rkey = _aim(entry, spec.op, spec.remote_offset + at)
-    return SendWR(
-        spec.op,
-        (Sge(entry.buffer.addr + spec.offset + at, spec.size_bytes, entry.buffer.lkey),),
-        inline=spec.inline,
-        imm=spec.imm if spec.op in WITH_IMM else None,
-        compare_add=1 if spec.op == Opcode.ATOMIC_FETCH_AND_ADD else 0,
-        remote_addr=remote_addr,
-        rkey=rkey,
-    )
-
-
-def _pingpong_request(entry: QPEntry, spec: PingPong) -> SendWR:
-    sge = Sge(entry.buffer.addr + spec.offset, spec.size_bytes, entry.buffer.lkey)
-    remote_addr, rkey = _aim(entry, spec.op, spec.target_offset)
-    add = 1 if spec.op == Opcode.ATOMIC_FETCH_AND_ADD else 0
-    return SendWR(spec.op, (sge,), inline=spec.inline, compare_add=add, remote_addr=remote_addr, rkey=rkey)
-
-
-def _aim(entry: QPEntry, opcode: Opcode, offset: int) -> tuple[int, int]:
-    if opcode in (Opcode.SEND, Opcode.SEND_WITH_IMM):
-        return 0, 0
-    if entry.remote is None:
-        raise RefusedError(f"refused on {entry.where}: {entry.label} has no peer yet: connect the pair")
-    return entry.remote.addr + offset, entry.remote.rkey
-
-
-# -- what is refused
-
-
-def _check(entry: QPEntry, plan: Plan, number: int, lanes: int) -> None:
-    caps = entry.caps
-    sends, receives = plan.sends(entry), plan.receives(entry)
-    if entry.sends:
-        raise _refused(entry, f"{len(entry.sends)} sends are in flight: wait for them first")
-    if sends and plan.depth > caps.send_depth:
-        raise _refused(entry, f"depth {plan.depth} is over its send queue of {caps.send_depth}")
-    if receives and plan.recv_depth > caps.recv_depth:
-        raise _refused(entry, f"receive depth {plan.recv_depth} is over its receive queue of {caps.recv_depth}")
-    for request in sends:
-        check_sends(entry, [request])
-    if not entry.recvs:
-        for receive in receives:
-            check_recvs(entry, [receive])
-    elif LEFT.get(entry) != _shape(plan, number) or len(entry.recvs) > plan.targets(number, lanes)[1]:
-        raise _refused(entry, f"{len(entry.recvs)} other receives are posted: reconnect the pair first")
-
-
-def _check_queues(entries: Sequence[QPEntry], plan: Plan) -> None:
-    for cq in {id(entry.cq): entry.cq for entry in entries}.values():
-        mine = [entry for entry in entries if entry.cq is cq]
-        need = len(mine) * ((plan.depth if plan.send or plan.pingpong else 0) + plan.recv_depth)
-        if need > cq.front.depth:
-            raise _refused(mine[0], f"its CQ has {cq.front.depth} entries, and this run can fill {need}")
-        others = [one.label for one in cq.qps.values() if one not in mine and (one.sends or one.recvs)]
-        if others:
-            raise _refused(mine[0], f"{', '.join(others)} has requests in flight on the same CQ")
-    if plan.pingpong and len(entries) > 1:
-        raise _refused(entries[0], "a PingPong runs on one QP")
-
-
-def _refused(entry: QPEntry, text: str) -> RefusedError:
-    return RefusedError(f"refused on {entry.where}: {entry.label}: {text}")
-
-
-def _shape(plan: Plan, number: int) -> tuple[Any, ...]:
-    """What receives that an earlier run left must have in common with those of this one."""
-    if plan.pingpong:
-        return ("pingpong", plan.pingpong.size_bytes, plan.pingpong.offset, number)
-    drain = plan.drain
-    return (drain.size_bytes, drain.offset, drain.buffers, number) if drain else ()
 
 
 # -- running
@@ -303,11 +98,13 @@ def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec]) -> T
     entries: list[QPEntry] = [host.entry("qp", handle) for handle in handles]
     plan = Plan(specs)
     for number, entry in enumerate(entries):
-        _check(entry, plan, number, len(entries))
-    _check_queues(entries, plan)
+        check(entry, plan, number, len(entries))
+    check_queues(entries, plan)
     prepared = TrafficEntry(entries, plan)
     for lane, entry in zip(prepared.loop.lanes, entries):
-        lane.recv_posted = len(entry.recvs)
+        lane.recv_posted = lane.recv_taken = len(entry.recvs)
+    for number, entry in enumerate(entries):
+        RUNS[entry] = prepared.loop, number
     with _in_use(entries, StopFlag()):
         try:
             prepared.loop.prepare()
@@ -346,7 +143,27 @@ def _note_left(prepared: TrafficEntry) -> None:
             entry.sends.clear()
             for at in range(lane.completed, lane.posted):
                 entry.sends.append((lane_bits | at % lane.sends_length, True))
-        LEFT[entry] = _shape(prepared.plan, number)
+        LEFT[entry] = shape_of(prepared.plan, number)
+
+
+def progress_of(entry: QPEntry) -> tuple[QueueLedger, QueueLedger] | None:
+    """Return what the run on the QP has done so far, or the last one did: of its sends and of its receives.
+
+    It is read from the loop's own memory, also while that runs; receives taken over from an earlier run are not counted
+    as posted. None where nothing ran.
+    """
+    from pytest_rdma.evidence import QueueLedger
+
+    if entry not in RUNS:
+        return None
+    loop, number = RUNS[entry]
+    lane, ago_s = loop.lanes[number], loop.ago_s
+    sends, received = (lane.posted, lane.completed), lane.received
+    recvs = lane.recv_posted - lane.recv_taken, received
+    return (
+        QueueLedger(*sends, ago_s(lane.post), ago_s(lane.completion), sends[0] - sends[1]),
+        QueueLedger(*recvs, ago_s(lane.recv_post), ago_s(lane.arrival), lane.recv_posted - received),
+    )
 
 
 def _raise_failure(prepared: TrafficEntry, deadline: Deadline) -> None:

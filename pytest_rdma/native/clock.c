@@ -60,3 +60,8 @@ uint64_t prdma_clock_cost_ps(const struct prdma_clock *clock)
 	}
 	return (prdma_raw_ns() - from) * 1000 / READINGS;
 }
+
+int64_t prdma_clock_ago_ns(const struct prdma_clock *clock, uint64_t ticks)
+{
+	return (int64_t)prdma_ticks_to_ns(clock, prdma_ticks(clock) - ticks);
+}

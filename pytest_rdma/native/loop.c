@@ -36,6 +36,7 @@ int prdma_run_prepare(struct prdma_run *run, uint32_t depth)
 	int rc = 0;
 
 	errno = 0;
+	prdma_now(run);
 	for (uint32_t i = 0; i < run->lane_count && !rc; i++, lane++) {
 		uint64_t left = lane->recv_target - lane->recv_posted;
 		uint64_t outstanding = lane->recv_posted - lane->received;
@@ -46,6 +47,7 @@ int prdma_run_prepare(struct prdma_run *run, uint32_t depth)
 		if (n)
 			rc = prdma_repost(run, lane, (uint32_t)n);
 	}
+	prdma_mark_lanes(run);
 	return rc;
 }
 
@@ -67,6 +69,7 @@ static void finish(struct prdma_run *run)
 {
 	uint64_t until = run->flags & PRDMA_UNTIL_TOLD ? run->last : prdma_now(run);
 
+	prdma_mark_lanes(run);
 	if (run->failed)
 		prdma_settle(run);
 	prdma_series_end(run);

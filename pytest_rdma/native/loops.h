@@ -40,6 +40,11 @@ struct prdma_series {
 	uint64_t counts[PRDMA_INTERVALS];
 };
 
+/* A counter of a lane as it was at the last look, and when it was first seen at that: ticks, 0 for never. */
+struct prdma_mark {
+	uint64_t seen, at;
+};
+
 /* One QP's part of a run. */
 struct prdma_lane {
 	uint64_t qp;
@@ -54,7 +59,9 @@ struct prdma_lane {
 	uint32_t recv_due;    /* consumed and not posted again */
 	uint64_t posted, completed, signaled;
 	uint64_t next_signal; /* number of the next request that completes */
+	uint64_t recv_taken; /* of recv_posted, how many an earlier run had posted */
 	uint64_t recv_posted, received;
+	struct prdma_mark post, completion, recv_post, arrival;
 };
 
 struct prdma_run {
@@ -101,6 +108,9 @@ PRDMA_API void prdma_loops_abi(struct prdma_loops_abi *abi);
 PRDMA_API int prdma_clock_calibrate(struct prdma_clock *clock, int64_t for_ns);
 /* What a reading costs, in picoseconds. */
 PRDMA_API uint64_t prdma_clock_cost_ps(const struct prdma_clock *clock);
+
+/* How long ago, in nanoseconds, the clock showed that. */
+PRDMA_API int64_t prdma_clock_ago_ns(const struct prdma_clock *clock, uint64_t ticks);
 
 PRDMA_API void prdma_histogram_add(struct prdma_histogram *histogram, uint64_t ns);
 /* The middle of the bucket. */

@@ -63,6 +63,12 @@ class SeriesStruct(ctypes.Structure):
     ]
 
 
+class MarkStruct(ctypes.Structure):
+    """`struct prdma_mark`."""
+
+    _fields_ = [("seen", c_uint64), ("at", c_uint64)]
+
+
 class LaneStruct(ctypes.Structure):
     """`struct prdma_lane`."""
 
@@ -82,8 +88,13 @@ class LaneStruct(ctypes.Structure):
         ("completed", c_uint64),
         ("signaled", c_uint64),
         ("next_signal", c_uint64),
+        ("recv_taken", c_uint64),
         ("recv_posted", c_uint64),
         ("received", c_uint64),
+        ("post", MarkStruct),
+        ("completion", MarkStruct),
+        ("recv_post", MarkStruct),
+        ("arrival", MarkStruct),
     ]
 
 
@@ -168,6 +179,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "prdma_loops_abi": (None, _pointer),
     "prdma_clock_calibrate": (ctypes.c_int, _pointer, c_int64),
     "prdma_clock_cost_ps": (c_uint64, _pointer),
+    "prdma_clock_ago_ns": (c_int64, _pointer, c_uint64),
     "prdma_histogram_add": (None, _pointer, c_uint64),
     "prdma_histogram_value": (c_uint64, c_uint32),
     "prdma_build_sends": (None, _pointer, c_uint32, _pointer, c_uint32, c_uint32),
@@ -338,6 +350,11 @@ class LoopRun:
                 deadline.stop.set()
                 while self._lib.prdma_run_wait(address, SLICE_MS) == 0:
                     pass
+
+    def ago_s(self, mark: MarkStruct) -> float | None:
+        """Return how long ago a counter of a lane last moved, None when it never has; also while the loop runs."""
+        ticks = mark.at
+        return self._lib.prdma_clock_ago_ns(ctypes.byref(self.struct.clock), ticks) / 1e9 if ticks else None
 
     def buckets(self) -> list[tuple[int, int]]:
         """Return the filled buckets of the histogram: the middle in nanoseconds, and how many."""

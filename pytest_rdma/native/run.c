@@ -324,6 +324,26 @@ int prdma_reap(struct prdma_run *run)
 	return run->rc ? run->rc : total;
 }
 
+static void mark(struct prdma_mark *mark, uint64_t value, uint64_t now)
+{
+	if (mark->seen == value)
+		return;
+	mark->seen = value;
+	mark->at = now;
+}
+
+void prdma_mark_lanes(struct prdma_run *run)
+{
+	struct prdma_lane *lane = prdma_lanes(run);
+
+	for (uint32_t i = 0; i < run->lane_count; i++, lane++) {
+		mark(&lane->post, lane->posted, run->now);
+		mark(&lane->completion, lane->completed, run->now);
+		mark(&lane->recv_post, lane->recv_posted, run->now);
+		mark(&lane->arrival, lane->received, run->now);
+	}
+}
+
 /*
  * An idle loop that never offers the processor to others keeps the driver's own work off it where there is but one;
  * one that does so where there are more comes late.
@@ -341,6 +361,7 @@ int prdma_look(struct prdma_run *run, int idle)
 		return fail(run, -ECANCELED);
 	if (prdma_now(run) >= run->deadline_at)
 		return fail(run, -ETIMEDOUT);
+	prdma_mark_lanes(run);
 	return 0;
 }
 

@@ -51,6 +51,8 @@ int prdma_look(struct prdma_run *run, int idle);
 uint64_t prdma_now(struct prdma_run *run);
 /* After a bad completion: what else comes, as the cause may lie behind the flushes that it made. */
 void prdma_settle(struct prdma_run *run);
+/* Notes which counters have moved by `now`; exact to one look. */
+void prdma_mark_lanes(struct prdma_run *run);
 void prdma_series_end(struct prdma_run *run);
 
 void prdma_flow(struct prdma_run *run);

@@ -259,6 +259,25 @@ def test_a_passive_side_that_never_comes_ends_at_the_deadline(loopback: Any) -> 
         assert (loop.lanes[0].posted, loop.lanes[0].completed) == (4, 0)
 
 
+def test_a_stuck_run_tells_when_its_counters_last_moved(loopback: Any) -> None:
+    with loopback() as provider:
+        lane = LaneSpec(provider.qp(0), [SendWR(Opcode.SEND)], send_target=10)
+        loop = flow(provider, lanes=[lane], depth=4)
+        deadline = Deadline(20)
+        thread = threading.Thread(target=loop.run, args=(deadline,))
+        thread.start()
+        while loop.ago_s(loop.lanes[0].post) is None:
+            assert not deadline.passed
+        begin = time.monotonic()
+        while loop.ago_s(loop.lanes[0].post) < 0.1:
+            assert not deadline.passed
+        assert 0.05 < time.monotonic() - begin < 10
+        assert (loop.lanes[0].posted, loop.ago_s(loop.lanes[0].completion)) == (4, None)
+        deadline.stop.set()
+        thread.join()
+        assert loop.ago_s(loop.lanes[0].post) > 0.1
+
+
 def test_a_short_receive_is_reported_at_both_ends(loopback: Any) -> None:
     memory = ctypes.create_string_buffer(8)
     at = ctypes.addressof(memory)

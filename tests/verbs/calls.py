@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pytest_rdma.endpoint import Endpoint
 
 
@@ -24,3 +26,12 @@ def number_by_pyverbs(endpoint: Endpoint) -> int:
     """Return the QP's number as pyverbs tells it."""
     number: int = endpoint.raw.qp.qp_num
     return number
+
+
+def progress(endpoint: Endpoint) -> list[list[Any]]:
+    """Return of sends and receives what runs have posted and completed, and how long ago the last of each was."""
+    from pytest_rdma.verbs_traffic import progress_of
+
+    found = progress_of(endpoint.host.entry("qp", endpoint.handle))
+    names = ("posted", "completed", "outstanding_count", "last_post_ago_s", "last_completion_ago_s")
+    return [[getattr(ledger, name) for name in names] for ledger in found or ()]
