@@ -1,0 +1,35 @@
+"""What the files with faults share: the test that must pass after each fault, and the types of their fixtures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pytest_rdma import Pair
+
+Quick = Callable[..., Pair]
+Break = Callable[..., None]
+
+
+def green_after(module: str) -> Callable[..., None]:
+    """Return the test that must pass after each fault of a module, to be called `test_green` at its end."""
+    names = [name for name, one in vars(sys.modules[module]).items() if marks_of(one)]
+
+    @pytest.mark.parametrize("after", names)
+    def test_green(rdma_pair: Pair, after: str) -> None:
+        for seed, (source, target) in enumerate((rdma_pair.ends, rdma_pair.ends[::-1])):
+            source.buffer.fill(seed, 0, 4096)
+            received = target.post_recv(offset=8192, length=4096)
+            source.wait(source.send(length=4096))
+            target.wait(received)
+            target.buffer.verify(seed, 8192, 4096)
+
+    return test_green
+
+
+def marks_of(test: object) -> list[pytest.Mark]:
+    """Return the `fault` marks of a test."""
+    marks = getattr(test, "pytestmark", [])
+    return [mark for mark in marks if mark.name == "fault"] if isinstance(marks, list) else []
