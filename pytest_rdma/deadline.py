@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from typing import Any
 
 from pytest_rdma.errors import DeadlineError, StoppedError
 
@@ -44,9 +45,12 @@ class Deadline:
         """Return the end, on the monotonic clock, of a wait of at most `at_most_s` that stays within the deadline."""
         return min(self.at_ns, time.monotonic_ns() + int(at_most_s * 1e9))
 
-    def check(self, awaited: str) -> None:
-        """Raise when the wait for `awaited` must end: StoppedError when stopped, DeadlineError when time is up."""
+    def check(self, awaited: str, **fields: Any) -> None:
+        """Raise when the wait for `awaited` must end: StoppedError when stopped, DeadlineError when time is up.
+
+        `fields` are those of the error.
+        """
         if self.stop:
             raise StoppedError(f"stopped while waiting for {awaited}")
         if self.passed:
-            raise DeadlineError(f"no {awaited} within {self.timeout_s:g} s")
+            raise DeadlineError(f"no {awaited} within {self.timeout_s:g} s", **fields)

@@ -468,11 +468,11 @@ class Endpoint(Handle):
         return posted
 
 
-def check_success(completions: list[Completion], where: str) -> None:
-    """Raise CompletionError when one of the completions has another status than success."""
+def check_success(completions: list[Completion], where: str, **fields: Any) -> None:
+    """Raise CompletionError, with `fields`, when one of the completions has another status than success."""
     from pytest_rdma.status import describe
 
     failed = [completion for completion in completions if completion.status]
     if failed:
         text = "; ".join(f"wr_id {one.wr_id:#x}: {describe(one.status)}" for one in failed)
-        raise CompletionError(f"{where}: {text}", completions=completions)
+        raise CompletionError(f"{where}: {text}", completions=completions, **fields)

@@ -44,14 +44,14 @@ def check_recvs(entry: QPEntry, requests: Sequence[RecvWR]) -> None:
 
 
 def _refused(entry: QPEntry, text: str) -> RefusedError:
-    return RefusedError(f"refused on {entry.where}: {text}")
+    return RefusedError(f"refused on {entry.where}: {text}", **entry.about)
 
 
 def _check_depth(entry: QPEntry, in_flight: int, asked: int, depth: int, what: str) -> None:
     if in_flight + asked <= depth:
         return
     text = f"{in_flight} {what}s are in flight on {entry.label} and {asked} more do not fit its {depth}: poll first"
-    if what == "send" and in_flight and not any(signaled for _, signaled in list(entry.sends)):
+    if what == "send" and in_flight and not entry.sends.can_complete:
         text += "; none of those in flight is signaled, so no completion will free their slots"
     raise _refused(entry, text)
 

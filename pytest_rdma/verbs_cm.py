@@ -7,7 +7,7 @@ import errno
 import ipaddress
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from pytest_rdma.cm_library import (
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import CMError, DeadlineError, RdmaUsageError, VerbsError
 from pytest_rdma.host import InUse, LocalHost, Resource, close_all, op
-from pytest_rdma.model import ConnectionAttributes, QPState, RemoteMemory
+from pytest_rdma.model import ConnectionAttributes, ExchangeRecord, QPState, RemoteMemory
 from pytest_rdma.verbs_device import mtu_bytes
 from pytest_rdma.verbs_modify import MASKS, QP_AV
 from pytest_rdma.verbs_queue import QPEntry, move
@@ -176,6 +176,8 @@ class CMEntry(Resource):
         if state == QPState.RTS:
             found["timeout"] = attributes.ack_timeout
         move(self.qp, state, found)
+        if state == QPState.RTR:
+            self.qp.peer, self.qp.connected = _peer_record(self.qp, found), attributes
         if state == QPState.RTS:
             self.qp.rd_atomic = found["max_rd_atomic"]
 
@@ -193,6 +195,18 @@ def _address_vector(wanted: QPAttr) -> dict[str, Any]:
         names = ("flow_label", "sgid_index", "hop_limit", "traffic_class")
         vector.update({name: getattr(route, name) for name in names})
     return vector
+
+
+def _peer_record(qp: QPEntry, found: dict[str, Any]) -> ExchangeRecord:
+    """Return what rdma_cm has made known of the peer as the record that a peer would have told."""
+    return replace(
+        qp.front.record,
+        qp_num=found.get("dest_qp_num", 0),
+        psn=found.get("rq_psn", 0),
+        lid=found.get("dlid", 0),
+        gid=found.get("dgid", "::"),
+        memory=RemoteMemory(0, 0, 0),
+    )
 
 
 def conn_param(data: bytes, qp: QPEntry, attributes: ConnectionAttributes, request: Event | None) -> ConnParam:
@@ -338,6 +352,8 @@ def op_aim(host: LocalHost, deadline: Deadline, qp: int, memory: RemoteMemory) -
     """Note what the peer told of its memory, so that checked posts know its bounds."""
     entry: QPEntry = host.entry("qp", qp)
     entry.remote = entry.front.remote = memory
+    if entry.peer is not None:
+        entry.peer = replace(entry.peer, memory=memory)
 
 
 @op("cm.disconnect")

@@ -11,6 +11,7 @@ from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import CQ
 from pytest_rdma.errors import RefusedError
 from pytest_rdma.host import InUse, LocalHost, Resource, close_all, op
+from pytest_rdma.ledger import account
 from pytest_rdma.model import Completion
 from pytest_rdma.verbs_device import OpenDevice, open_device
 from pytest_rdma.verbs_library import pyverbs, verbs_error
@@ -70,6 +71,13 @@ class CQEntry(Resource):
         """Drop what is kept of a QP."""
         with self.lock:
             self.stash[:] = [one for one in self.stash if one.qp_num != qp_num]
+
+    def sweep(self) -> None:
+        """Keep for later all that has completed."""
+        with self.in_use:
+            while left := native.load().poll(self.pointer, 1, 0):
+                account(self, left)
+                self.keep(left)
 
     def close(self) -> None:
         self.in_use.end()

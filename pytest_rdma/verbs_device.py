@@ -6,14 +6,16 @@ import errno
 import ipaddress
 import os
 import socket
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_rdma import netlink
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import NoDeviceError, RdmaEnvironmentError, RdmaUsageError, errno_text
-from pytest_rdma.host import InUse, LocalHost, op
-from pytest_rdma.model import DeviceInfo, GidRow, HostInfo, PortInfo
+from pytest_rdma.host import InUse, LocalHost, Resource, op
+from pytest_rdma.model import AsyncEvent, DeviceInfo, GidRow, HostInfo, PortInfo
 from pytest_rdma.verbs_library import error_number, pyverbs
 
 SYSFS = Path("/sys/class/infiniband")
@@ -29,6 +31,7 @@ LIMITS = (
     "max_srq", "max_srq_wr", "max_srq_sge", "max_ah", "max_pkeys", "local_ca_ack_delay", "phys_port_cnt",
     "max_mcast_grp", "max_mcast_qp_attach",
 )  # fmt: skip
+PAST_KEPT = 256
 PYVERBS_NAMES = {"atomic_cap": "atomic_caps"}
 
 
@@ -46,6 +49,23 @@ class OpenDevice:
         self.name = name
         self.info = query_device(name, self.context)
         self.in_use = InUse(f"{name} on {host.name}")
+        self.events: list[AsyncEvent] = []
+        self.past: deque[tuple[int, Resource | AsyncEvent]] = deque(maxlen=PAST_KEPT)
+        """Events that came and QPs and regions that were closed of late, for who explains a failure; when, in ns."""
+
+    def keep_event(self, event: AsyncEvent) -> None:
+        with self.host.lock:
+            self.events.append(event)
+        self.past.append((time.monotonic_ns(), event))
+
+    def take_events(self) -> list[AsyncEvent]:
+        """Return the events that were read and that no test has asked for yet."""
+        with self.host.lock:
+            found, self.events = self.events, []
+        return found
+
+    def note_closed(self, entry: Resource) -> None:
+        self.past.append((time.monotonic_ns(), entry))
 
     def port(self, number: int) -> PortInfo:
         for port in self.info.ports:

@@ -75,6 +75,7 @@ class MREntry(Resource):
     def close(self) -> None:
         self.in_use.end()
         self.raw.close()
+        self.pd.device.note_closed(self)
         self.pd.users.pop(self.front.handle, None)
         self._unmap()
 

@@ -37,6 +37,7 @@ class MWEntry(Resource):
         self.qp = qp
         self.type = type
         self.memory: RemoteMemory | None = None
+        self.access = Access.NONE
         try:
             self.raw = library.mr.MW(qp.pd.raw, type)
         except library.pyverbs_error.PyverbsError as error:
@@ -98,7 +99,7 @@ def op_mw_bind(
     check_sends(qp, [request])
     bind = _bind_type_1 if entry.type == 1 else _bind_type_2
     rkey = bind(entry, region, request, (region.addr + offset, length, access))
-    entry.memory = RemoteMemory(region.addr + offset, rkey, length)
+    entry.memory, entry.access = RemoteMemory(region.addr + offset, rkey, length), Access(access)
     return wr_id
 
 
@@ -106,15 +107,12 @@ def _bind_type_1(entry: MWEntry, region: MREntry, request: SendWR, piece: tuple[
     library = pyverbs()
     qp = entry.qp
     info = library.mr.MWBindInfo(region.raw, *piece)
-    posted = (request.wr_id, request.signaled)
     flags = SEND_SIGNALED if request.signaled else 0
-    with qp.lock:
-        qp.sends.append(posted)
     try:
-        qp.raw_qp.bind_mw(entry.raw, library.mr.MWBind(info, flags, request.wr_id))
-    except library.pyverbs_error.PyverbsError as error:
         with qp.lock:
-            qp.sends.remove(posted)
+            qp.raw_qp.bind_mw(entry.raw, library.mr.MWBind(info, flags, request.wr_id))
+            qp.sends.post([request], qp.caps.signal_all)
+    except library.pyverbs_error.PyverbsError as error:
         number = error_number(error)
         text = f"cannot bind a memory window of type 1 by {qp.label} on {qp.where}: {errno_text(number)}"
         raise PostError(text, errno=number, bad_index=0) from error

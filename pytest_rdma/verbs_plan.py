@@ -28,6 +28,7 @@ class Plan:
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self.specs = specs
+        self.lanes: list[loops.LaneSpec] = []
         self.send = next((spec for spec in specs if isinstance(spec, Pipeline)), None)
         self.drain = next((spec for spec in specs if isinstance(spec, RecvDrain)), None)
         self.pingpong = next((spec for spec in specs if isinstance(spec, PingPong)), None)
@@ -81,7 +82,7 @@ class Plan:
         return sends, _share(self.drain.messages, lane, lanes) if self.drain else 0
 
     def build(self, entries: Sequence[QPEntry]) -> loops.LoopRun:
-        lanes = []
+        lanes = self.lanes = []
         for number, entry in enumerate(entries):
             sends, recvs = self.targets(number, len(entries))
             lanes.append(loops.LaneSpec(entry.pointer, self.sends(entry), self.receives(entry), sends, recvs))

@@ -8,15 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_rdma import native
-from pytest_rdma.deadline import Deadline
+from pytest_rdma.deadline import Deadline, StopFlag
 from pytest_rdma.endpoint import check_success
 from pytest_rdma.errors import DeadlineError, PostError, RdmaUsageError, RefusedError, StoppedError, errno_text
 from pytest_rdma.host import LocalHost, op
+from pytest_rdma.ledger import account
 from pytest_rdma.model import AsyncEvent, Completion, QPState, RecvWR, SendWR
 from pytest_rdma.verbs_check import check_recvs, check_sends
 from pytest_rdma.verbs_cq import CQEntry
 from pytest_rdma.verbs_modify import query
-from pytest_rdma.verbs_queue import QPEntry, account
+from pytest_rdma.verbs_queue import QPEntry
 
 SLICE_S = 0.05
 SHOWN = 8
@@ -77,11 +78,9 @@ def post_sends(entry: QPEntry, requests: Sequence[SendWR]) -> None:
 
 
 def post_prepared(entry: QPEntry, requests: Sequence[SendWR], prepared: native.SendList) -> None:
-    every = entry.caps.signal_all
-    posted = [(request.wr_id, request.signaled or every) for request in requests]
     with entry.in_use, entry.lock:  # held, so that who reaps its completion finds a request counted
         result, index = native.load().post_send(entry.pointer, prepared)
-        entry.sends.extend(posted[:index])
+        entry.sends.post(requests[:index], entry.caps.signal_all)
     if result:
         raise _post_error(entry, "send", -result, index, requests[index])
 
@@ -89,7 +88,7 @@ def post_prepared(entry: QPEntry, requests: Sequence[SendWR], prepared: native.S
 def post_recvs(entry: QPEntry, requests: Sequence[RecvWR]) -> None:
     with entry.in_use, entry.lock:
         result, index = native.load().post_recv(entry.pointer, requests)
-        entry.recvs.extend(request.wr_id for request in requests[:index])
+        entry.recvs.post(requests[:index], True)
     if result:
         raise _post_error(entry, "receive", -result, index, requests[index])
 
@@ -112,7 +111,7 @@ def _post_error(entry: QPEntry, what: str, number: int, index: int, request: Sen
     if number == errno.ENOMEM:
         facts.append("the queue is full: poll completions, or ask for more depth, SGEs or inline")
     text = f"cannot post {what} wr_id {request.wr_id:#x} on {entry.where}: {errno_text(number)}; {', '.join(facts)}"
-    return PostError(text, errno=number, bad_index=index)
+    return PostError(text, errno=number, bad_index=index, **entry.about)
 
 
 # -- completions
@@ -164,10 +163,13 @@ def collect(cq: CQEntry, qp_num: int | None, count: int, exactly: bool, deadline
 @op("qp.poll")
 def op_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exactly: bool) -> list[Completion]:
     entry: QPEntry = host.entry("qp", handle)
+    entry.ledger.awaited = count
     got = collect(entry.cq, entry.qp_num, count, exactly, deadline)
     if exactly and len(got) < count:
         entry.cq.keep(got, first=True)
-        raise DeadlineError(f"{len(got)} of {count} completions {_within(entry, deadline)}; {explain_wait(entry)}")
+        text = f"{len(got)} of {count} completions {_within(entry, deadline)}; {explain_wait(entry)}"
+        raise DeadlineError(text, **entry.about)
+    entry.ledger.awaited = ""
     return got
 
 
@@ -188,6 +190,7 @@ def op_cq_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exa
 def op_wait(host: LocalHost, deadline: Deadline, handle: int, wr_ids: Sequence[int]) -> list[Completion]:
     entry: QPEntry = host.entry("qp", handle)
     missing = list(wr_ids)
+    entry.ledger.awaited = tuple(wr_ids)
     found: dict[int, list[Completion]] = {}
     passed = False
     while True:
@@ -205,7 +208,8 @@ def op_wait(host: LocalHost, deadline: Deadline, handle: int, wr_ids: Sequence[i
         passed = deadline.passed  # one more look after the time is up, so that what came in time counts
         entry.cq.keep(reap(entry.cq, 1, deadline, max(len(missing), 1)))
     done = [found[wr_id].pop(0) for wr_id in wr_ids]
-    check_success(done, f"{entry.label} on {entry.where}")
+    entry.ledger.awaited = ""
+    check_success(done, f"{entry.label} on {entry.where}", **entry.about)
     return done
 
 
@@ -213,9 +217,11 @@ def _not_completed(entry: QPEntry, missing: list[int], deadline: Deadline) -> Ex
     names = ", ".join(f"{wr_id:#x}" for wr_id in missing[:SHOWN])
     if deadline.stop:
         return StoppedError(f"stopped while wr_id {names} had not completed on {entry.where}")
-    unsignaled = [wr_id for wr_id in missing if (wr_id, False) in entry.sends]
+    silent = {*entry.sends.silent, *(one.wr_id for one in list(entry.sends.outstanding) if not one.signaled)}
+    unsignaled = [wr_id for wr_id in missing if wr_id in silent]
     trap = f"; wr_id {unsignaled[0]:#x} was posted unsignaled: it completes only when it fails" if unsignaled else ""
-    return DeadlineError(f"wr_id {names} did not complete {_within(entry, deadline)}; {explain_wait(entry)}{trap}")
+    text = f"wr_id {names} did not complete {_within(entry, deadline)}; {explain_wait(entry)}{trap}"
+    return DeadlineError(text, **entry.about)
 
 
 def _within(entry: QPEntry, deadline: Deadline) -> str:
@@ -230,19 +236,18 @@ def explain_wait(entry: QPEntry) -> str:
         text += f"; {len(other)} other completions are kept: wr_id {', '.join(hex(one.wr_id) for one in other[:SHOWN])}"
     if not entry.sends and not entry.recvs:
         text += "; no completion can arrive here: no request is outstanding on this side"
-    elif not entry.recvs and not any(signaled for _, signaled in list(entry.sends)):
+    elif not entry.recvs and not entry.sends.can_complete:
         text += "; no completion can arrive here: none of the requests is signaled"
     return text
 
 
 def _outstanding(entry: QPEntry) -> str:
-    sends = [hex(wr_id) + ("" if signaled else " (unsignaled)") for wr_id, signaled in list(entry.sends)[:SHOWN]]
-    recvs = [hex(wr_id) for wr_id in list(entry.recvs)[:SHOWN]]
-    parts = [
-        f"{len(queue)} {name}: {', '.join(shown)}{', ...' if len(queue) > SHOWN else ''}"
-        for name, queue, shown in (("sends", entry.sends, sends), ("receives", entry.recvs, recvs))
-        if queue
-    ]
+    parts = []
+    for name, queue in (("sends", entry.sends), ("receives", entry.recvs)):
+        oldest = list(queue.outstanding)[:SHOWN]
+        if oldest:
+            shown = [hex(one.wr_id) + ("" if one.signaled else " (unsignaled)") for one in oldest]
+            parts.append(f"{len(queue)} {name}: {', '.join(shown)}{', ...' if len(queue) > SHOWN else ''}")
     return "; ".join(parts) or "nothing"
 
 
@@ -259,12 +264,15 @@ def op_arm(host: LocalHost, deadline: Deadline, handle: int, solicited_only: boo
 @op("qp.wait_event")
 def op_wait_event(host: LocalHost, deadline: Deadline, handle: int) -> None:
     cq = _event_cq(host, handle)
+    entry: QPEntry = host.entry("qp", handle)
+    entry.ledger.awaited = "a completion event"
     while True:
         with cq.in_use:
             came = native.load().wait_cq_event(cq.channel_pointer, deadline.slice_ns(SLICE_S), deadline.stop)
         if came is not None:
+            entry.ledger.awaited = ""
             return
-        deadline.check(f"completion event on {host.entry('qp', handle).where}")
+        deadline.check(f"completion event on {entry.where}", **entry.about)
 
 
 def _event_cq(host: LocalHost, handle: int) -> CQEntry:
@@ -277,15 +285,22 @@ def _event_cq(host: LocalHost, handle: int) -> CQEntry:
 @op("qp.async_events")
 def op_async_events(host: LocalHost, deadline: Deadline, handle: int) -> list[AsyncEvent]:
     entry: QPEntry = host.entry("qp", handle)
-    found: list[AsyncEvent] = []
     while True:
-        until = 0 if found else deadline.slice_ns(SLICE_S)
-        with entry.device.in_use:
-            event = native.load().wait_async_event(entry.context_pointer, until, deadline.stop)
-        if event is not None:
-            found.append(AsyncEvent(_event_name(event.type), _event_element(host, event)))
-        elif found or deadline.passed or deadline.stop:
+        came = bool(entry.device.events) or read_async_event(host, entry, deadline.slice_ns(SLICE_S), deadline.stop)
+        while came:
+            came = read_async_event(host, entry, 0)
+        found = entry.device.take_events()
+        if found or deadline.passed or deadline.stop:
             return found
+
+
+def read_async_event(host: LocalHost, entry: QPEntry, until_ns: int, stop: StopFlag | None = None) -> bool:
+    """Read one asynchronous event of the QP's context, and keep it for a test that asks for it."""
+    with entry.device.in_use:
+        event = native.load().wait_async_event(entry.context_pointer, until_ns, stop)
+    if event is not None:
+        entry.device.keep_event(AsyncEvent(_event_name(event.type), _event_element(host, event)))
+    return event is not None
 
 
 def _event_name(number: int) -> str:

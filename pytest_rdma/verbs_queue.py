@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_rdma import native
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import VerbsError
 from pytest_rdma.host import InUse, LocalHost, Resource, close_all, op
+from pytest_rdma.ledger import Ledger
 from pytest_rdma.model import (
-    Completion,
     ConnectionAttributes,
     EndpointCaps,
     ExchangeRecord,
@@ -32,8 +29,6 @@ from pytest_rdma.verbs_transports import Address, init_attributes, rtr_attribute
 
 if TYPE_CHECKING:
     from pytest_rdma.verbs_srq import SRQEntry
-
-WC_RECV = 128
 
 
 class QPEntry(Resource):
@@ -60,10 +55,12 @@ class QPEntry(Resource):
         self.qp_num = 0
         self.state = QPState.RESET
         self.caps = EndpointCaps()
-        self.sends: deque[tuple[int, bool]] = deque()
-        self.recvs: deque[int] = deque()
+        self.ledger = Ledger()
+        self.sends, self.recvs = self.ledger.sends, self.ledger.recvs
         self.next_wr_id = 1
         self.rd_atomic: int | None = None
+        self.peer: ExchangeRecord | None = None
+        self.connected: ConnectionAttributes | None = None
         self.remote: RemoteMemory | None = None
         self.address: Address | None = None
         self.srq: SRQEntry | None = None
@@ -82,6 +79,11 @@ class QPEntry(Resource):
     def raw(self) -> Raw:
         return Raw(self)
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What an error that is about this QP says of it beside its text."""
+        return {"host": self.host.name, "device": self.device.name, "qp_num": self.qp_num}
+
     def live_state(self) -> QPState:
         """Ask the driver for the state."""
         with self.in_use:
@@ -91,14 +93,10 @@ class QPEntry(Resource):
 
     def forget_outstanding(self) -> None:
         """After RESET nothing is outstanding, and completions of before mean nothing."""
-        with self.cq.in_use:
-            while left := native.load().poll(self.cq.pointer, 1, 0):
-                account(self.cq, left)
-                self.cq.keep(left)
+        self.cq.sweep()
         self.cq.forget(self.qp_num)
         with self.lock:
-            self.sends.clear()
-            self.recvs.clear()
+            self.ledger.clear()
 
     def forget_address(self) -> None:
         address, self.address = self.address, None
@@ -111,36 +109,11 @@ class QPEntry(Resource):
         if self.srq is not None:
             self.srq.users.pop(self.front.handle, None)
         self.in_use.end()
+        self.device.note_closed(self)
         # rxe waits 50 s for the windows that a QP has bound
         windows = [partial(self.host.discard, window.front.handle) for window in self.windows]
         owned = [partial(self.host.discard, entry.front.handle) for entry in self.owned]
         close_all([*windows, self.raw_qp.close, self.forget_address, *owned])
-
-
-def account(cq: CQEntry, completions: Sequence[Completion]) -> None:
-    """Take completed requests, and the unsignaled ones before them, off what is outstanding."""
-    for one in completions:
-        entry = cq.qps.get(one.qp_num)
-        if entry is not None:
-            with entry.lock:
-                _account_one(entry, one)
-
-
-def _account_one(entry: QPEntry, one: Completion) -> None:
-    received = one.opcode & WC_RECV if one.status == 0 else not any(one.wr_id == wr_id for wr_id, _ in entry.sends)
-    if received:
-        _retire(entry.recvs, (one.wr_id,))
-    elif one.status:
-        _retire(entry.sends, ((one.wr_id, True), (one.wr_id, False)))
-    else:
-        _retire(entry.sends, ((one.wr_id, True),))
-
-
-def _retire(queue: Any, wanted: tuple[Any, ...]) -> None:
-    """Drop the first that matches and all before it; a completion of what was not counted drops nothing."""
-    position = next((index for index, posted in enumerate(queue) if posted in wanted), -1)
-    for _ in range(position + 1):
-        queue.popleft()
 
 
 class Raw:
@@ -166,7 +139,8 @@ def move(entry: QPEntry, state: QPState | None, attributes: dict[str, Any], peer
     except pyverbs().pyverbs_error.PyverbsRDMAError as error:
         number = error_number(error)
         entry.live_state()  # it may have gone to ERR by itself
-        raise VerbsError(explain_modify(entry, state, attributes, peer, number), errno=number) from error
+        text = explain_modify(entry, state, attributes, peer, number)
+        raise VerbsError(text, errno=number, **entry.about) from error
     if state is not None:
         entry.state = state
     if state == QPState.RESET:
@@ -183,6 +157,7 @@ def op_qp_connect(
     if entry.caps.transport == "UD":
         entry.address = Address(entry, peer, attributes)
     entry.remote = entry.front.remote = peer.memory
+    entry.peer, entry.connected = peer, attributes
     move(entry, QPState.RTS, rts_attributes(entry, attributes))
     entry.rd_atomic = attributes.rd_atomic
 
@@ -199,7 +174,7 @@ def op_qp_reset(host: LocalHost, deadline: Deadline, handle: int, psn: int | Non
     """Move to RESET and on to INIT; `psn` is where its packets begin from then on."""
     entry: QPEntry = host.entry("qp", handle)
     move(entry, QPState.RESET, {})
-    entry.remote = entry.front.remote = entry.rd_atomic = None
+    entry.remote = entry.front.remote = entry.rd_atomic = entry.peer = entry.connected = None
     entry.forget_address()
     to_init(entry)
     if psn is not None:

@@ -6,14 +6,16 @@ import contextlib
 import errno
 import os
 import re
-import weakref
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_rdma.deadline import Deadline, StopFlag
 from pytest_rdma.errors import CompletionError, DeadlineError, StoppedError, VerbsError, errno_text
 from pytest_rdma.host import LocalHost, Resource, op
+from pytest_rdma.ledger import Outstanding, Progress
 from pytest_rdma.model import Completion, SendWR
 from pytest_rdma.native import loops
 from pytest_rdma.status import describe
@@ -21,12 +23,6 @@ from pytest_rdma.traffic import READING, Latency, PingPong, Spec, TrafficResult
 from pytest_rdma.traffic_pair import Traffic
 from pytest_rdma.verbs_plan import LEFT, Plan, check, check_queues, shape_of
 from pytest_rdma.verbs_queue import QPEntry
-
-if TYPE_CHECKING:
-    from pytest_rdma.evidence import QueueLedger
-
-RUNS: weakref.WeakKeyDictionary[QPEntry, tuple[loops.LoopRun, int]] = weakref.WeakKeyDictionary()
-"""The run that works on a QP, or the last that did, and which of its lanes the QP is."""
 
 
 class TrafficEntry(Resource):
@@ -38,6 +34,11 @@ class TrafficEntry(Resource):
         self.entries = entries
         self.plan = plan
         self.loop = plan.build(entries)
+
+    def close(self) -> None:
+        for entry in self.entries:
+            with entry.lock:
+                entry.ledger.end_loop()
 
 
 # -- running
@@ -101,10 +102,9 @@ def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec]) -> T
         check(entry, plan, number, len(entries))
     check_queues(entries, plan)
     prepared = TrafficEntry(entries, plan)
-    for lane, entry in zip(prepared.loop.lanes, entries):
+    for number, (lane, entry) in enumerate(zip(prepared.loop.lanes, entries)):
         lane.recv_posted = lane.recv_taken = len(entry.recvs)
-    for number, entry in enumerate(entries):
-        RUNS[entry] = prepared.loop, number
+        entry.ledger.begin_loop(partial(_progress, prepared, number))
     with _in_use(entries, StopFlag()):
         try:
             prepared.loop.prepare()
@@ -120,6 +120,7 @@ def go(prepared: TrafficEntry, deadline: Deadline) -> TrafficResult:
             prepared.loop.run(deadline)
         finally:
             _note_left(prepared)
+            prepared.close()
     _raise_failure(prepared, deadline)
     return _result(prepared)
 
@@ -135,34 +136,29 @@ def _in_use(entries: Sequence[QPEntry], stop: StopFlag) -> Iterator[None]:
 
 def _note_left(prepared: TrafficEntry) -> None:
     """Keep account of what stays posted: receives of a drain without end, and all that was in flight at a failure."""
-    for number, (lane, entry) in enumerate(zip(prepared.loop.lanes, prepared.entries)):
-        lane_bits = number << loops.LANE_SHIFT
+    for number, entry in enumerate(prepared.entries):
         with entry.lock:
-            entry.recvs.clear()
-            entry.recvs.extend([loops.RECV_BIT | lane_bits] * (lane.recv_posted - lane.received))
-            entry.sends.clear()
-            for at in range(lane.completed, lane.posted):
-                entry.sends.append((lane_bits | at % lane.sends_length, True))
+            entry.ledger.look_at_loop()
         LEFT[entry] = shape_of(prepared.plan, number)
 
 
-def progress_of(entry: QPEntry) -> tuple[QueueLedger, QueueLedger] | None:
-    """Return what the run on the QP has done so far, or the last one did: of its sends and of its receives.
+def _progress(prepared: TrafficEntry, number: int) -> tuple[Progress, Progress]:
+    """Tell how far a lane is with its sends and its receives, from its counters as they stand, also while it runs."""
+    lane, spec = prepared.loop.lanes[number], prepared.plan.lanes[number]
+    posted, completed, recv_posted, received = lane.posted, lane.completed, lane.recv_posted, lane.received
+    now, lane_bits = time.monotonic_ns(), number << loops.LANE_SHIFT
 
-    It is read from the loop's own memory, also while that runs; receives taken over from an earlier run are not counted
-    as posted. None where nothing ran.
-    """
-    from pytest_rdma.evidence import QueueLedger
+    def when(mark: loops.MarkStruct) -> int:
+        ago_s = prepared.loop.ago_s(mark)
+        return 0 if ago_s is None else now - int(ago_s * 1e9)
 
-    if entry not in RUNS:
-        return None
-    loop, number = RUNS[entry]
-    lane, ago_s = loop.lanes[number], loop.ago_s
-    sends, received = (lane.posted, lane.completed), lane.received
-    recvs = lane.recv_posted - lane.recv_taken, received
+    post_ns, recv_post_ns = when(lane.post), when(lane.recv_post)
+    slots = (at % lane.sends_length for at in range(completed, posted))
+    sends = [Outstanding(lane_bits | slot, True, post_ns or now, spec.sends[slot % len(spec.sends)]) for slot in slots]
+    recvs = [Outstanding(loops.RECV_BIT | lane_bits, True, recv_post_ns or now, one) for one in spec.recvs[:1]]
     return (
-        QueueLedger(*sends, ago_s(lane.post), ago_s(lane.completion), sends[0] - sends[1]),
-        QueueLedger(*recvs, ago_s(lane.recv_post), ago_s(lane.arrival), lane.recv_posted - received),
+        Progress(posted, completed, sends, post_ns, when(lane.completion), spec.sends),
+        Progress(recv_posted, received, recvs * (recv_posted - received), recv_post_ns, when(lane.arrival), spec.recvs),
     )
 
 
@@ -180,15 +176,30 @@ def _raise_failure(prepared: TrafficEntry, deadline: Deadline) -> None:
     if rc == -errno.ETIMEDOUT:
         states = ", ".join(f"{entry.label} is {entry.live_state().name}" for entry in prepared.entries)
         flight = sum(lane.posted - lane.completed for lane in loop.lanes)
-        raise DeadlineError(f"{done} within {deadline.timeout_s:g} s, {flight} in flight; {states}")
+        for entry in prepared.entries:
+            entry.ledger.awaited = f"the end of {kinds}"
+        raise DeadlineError(f"{done} within {deadline.timeout_s:g} s, {flight} in flight; {states}", **first.about)
     error = loop.struct.error
     if error.status:
         wc = Completion(error.wr_id, error.status, 0, 0, None, error.vendor_err, error.qp_num)
+        about = _enter_failure(prepared, wc).about
         text = f"message {loop.struct.error_message}: {describe(error.status)}"
-        raise CompletionError(f"{done}; {text}", completions=[wc], status=error.status)
+        raise CompletionError(f"{done}; {text}", completions=[wc], status=error.status, **about)
     if rc == -errno.EPROTO:
         raise VerbsError(f"{done}; a completion came that is of no request of this run", errno=-rc)
     raise VerbsError(f"{done}; the driver says {errno_text(-rc)}", errno=-rc)
+
+
+def _enter_failure(prepared: TrafficEntry, wc: Completion) -> QPEntry:
+    """Enter the completion that ended a run in the ledger of its QP, which is returned."""
+    for entry, spec in zip(prepared.entries, prepared.plan.lanes):
+        if entry.qp_num == wc.qp_num:
+            cycle, now = spec.recvs if wc.wr_id & loops.RECV_BIT else spec.sends, time.monotonic_ns()
+            request = cycle[(wc.wr_id & 0xFFFFFFFF) % len(cycle)] if cycle else None
+            with entry.lock:
+                entry.ledger.complete(wc, now, request)
+            return entry
+    return prepared.entries[0]
 
 
 # -- what came

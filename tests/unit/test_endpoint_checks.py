@@ -10,6 +10,7 @@ import pytest
 
 from pytest_rdma.errors import RefusedError
 from pytest_rdma.host import LocalHost
+from pytest_rdma.ledger import Queue, account
 from pytest_rdma.model import (
     Access,
     Completion,
@@ -24,7 +25,6 @@ from pytest_rdma.model import (
     Sge,
 )
 from pytest_rdma.verbs_check import check_recvs, check_sends
-from pytest_rdma.verbs_post import account
 from pytest_rdma.verbs_queue import QPEntry
 
 ADDR, LENGTH, LKEY, RKEY = 0x7F0000001000, 4096, 0x55, 0x66
@@ -47,6 +47,15 @@ def endpoint(state: QPState = QPState.RTS, provider: str = "mlx5_core", **caps: 
 
 def sge(offset: int = 0, length: int = 16, lkey: int = LKEY) -> Sge:
     return Sge(ADDR + offset, length, lkey)
+
+
+def post(queue: Queue, wanted: list[tuple[int, bool]]) -> None:
+    for wr_id, signaled in wanted:
+        queue.post([SendWR(Opcode.SEND, wr_id=wr_id, signaled=signaled)], False)
+
+
+def left(queue: Queue) -> list[tuple[int, bool]]:
+    return [(one.wr_id, one.signaled) for one in queue.outstanding]
 
 
 SEND = SendWR(Opcode.SEND, (sge(),))
@@ -92,15 +101,15 @@ def test_a_state_that_moved_behind_our_back_is_asked_for_before_refusing() -> No
 
 def test_depth_is_refused_only_beyond_what_was_granted() -> None:
     entry = endpoint()
-    entry.sends.extend([(1, True), (2, True), (3, True)])
+    post(entry.sends, [(1, True), (2, True), (3, True)])
     check_sends(entry, [SEND])
-    entry.sends.append((4, True))
+    post(entry.sends, [(4, True)])
     assert "4 sends are in flight on QP 0x11 and 1 more do not fit its 4: poll first" in refusal(entry, SEND)
 
 
 def test_a_queue_full_of_unsignaled_sends_says_that_none_will_complete() -> None:
     entry = endpoint()
-    entry.sends.extend([(1, False)] * 4)
+    post(entry.sends, [(1, False)] * 4)
     assert "none of those in flight is signaled" in refusal(entry, SEND)
 
 
@@ -190,37 +199,37 @@ def done(wr_id: int, status: int = 0, opcode: int = 0) -> Completion:
 
 def test_unsignaled_requests_retire_with_the_next_signaled_one() -> None:
     entry = endpoint()
-    entry.sends.extend([(1, False), (2, False), (3, True), (4, True)])
+    post(entry.sends, [(1, False), (2, False), (3, True), (4, True)])
     account(entry.cq, [done(3)])
-    assert list(entry.sends) == [(4, True)]
+    assert left(entry.sends) == [(4, True)]
 
 
 def test_an_unsignaled_request_of_the_same_wr_id_is_not_mistaken_for_the_signaled_one() -> None:
     entry = endpoint()
-    entry.sends.extend([(7, False), (7, True), (7, True)])
+    post(entry.sends, [(7, False), (7, True), (7, True)])
     account(entry.cq, [done(7)])
-    assert list(entry.sends) == [(7, True)]
+    assert left(entry.sends) == [(7, True)]
 
 
 def test_a_failed_unsignaled_request_retires_itself() -> None:
     entry = endpoint()
-    entry.sends.extend([(1, False), (2, True)])
+    post(entry.sends, [(1, False), (2, True)])
     account(entry.cq, [done(1, status=12)])
-    assert list(entry.sends) == [(2, True)]
+    assert left(entry.sends) == [(2, True)]
 
 
 def test_receives_retire_by_their_own_completions() -> None:
     entry = endpoint()
-    entry.recvs.extend([1, 2])
-    entry.sends.append((1, True))
+    post(entry.recvs, [(1, True), (2, True)])
+    post(entry.sends, [(1, True)])
     account(entry.cq, [done(1, opcode=128)])
-    assert list(entry.recvs) == [2] and list(entry.sends) == [(1, True)]
+    assert left(entry.recvs) == [(2, True)] and left(entry.sends) == [(1, True)]
     account(entry.cq, [done(2, status=5)])
     assert not entry.recvs
 
 
 def test_a_completion_of_what_was_never_counted_changes_nothing() -> None:
     entry = endpoint()
-    entry.sends.append((1, True))
+    post(entry.sends, [(1, True)])
     account(entry.cq, [done(9), replace(done(1), qp_num=0x99)])
-    assert list(entry.sends) == [(1, True)]
+    assert left(entry.sends) == [(1, True)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytest_rdma.endpoint import Endpoint
 
 
@@ -28,10 +26,12 @@ def number_by_pyverbs(endpoint: Endpoint) -> int:
     return number
 
 
-def progress(endpoint: Endpoint) -> list[list[Any]]:
-    """Return of sends and receives what runs have posted and completed, and how long ago the last of each was."""
-    from pytest_rdma.verbs_traffic import progress_of
-
-    found = progress_of(endpoint.host.entry("qp", endpoint.handle))
-    names = ("posted", "completed", "outstanding_count", "last_post_ago_s", "last_completion_ago_s")
-    return [[getattr(ledger, name) for name in names] for ledger in found or ()]
+def progress(endpoint: Endpoint) -> list[list[int]]:
+    """Return of sends and receives what was posted and completed, what is outstanding, when the last of each was."""
+    entry = endpoint.host.entry("qp", endpoint.handle)
+    with entry.lock:
+        entry.ledger.look_at_loop()
+        return [
+            [queue.posted, queue.completed, len(queue), queue.last_post_ns, queue.last_completion_ns]
+            for queue in (entry.sends, entry.recvs)
+        ]

@@ -123,15 +123,15 @@ def test_a_stop_ends_a_run_and_its_host_goes_on(rdma_pair: Pair) -> None:
 
 def test_a_run_tells_how_far_it_is_while_it_runs_and_when_it_was_stopped(rdma_pair: Pair) -> None:
     peer = rdma_pair.peer
-    assert peer.host.call(calls.progress, peer) == []
+    assert peer.host.call(calls.progress, peer) == [[0] * 5] * 2
     call = peer.submit_run(RecvDrain(8, depth=16), timeout_s=90)
     rdma_pair.local.run(Pipeline(SEND, 8, iterations=40))
     deadline = time.monotonic() + 30
-    while (found := peer.host.call(calls.progress, peer))[1][1] < 40 or found[1][4] is None:
+    while (found := peer.host.call(calls.progress, peer))[1][1] < 40 or not found[1][4]:
         assert time.monotonic() < deadline
-    assert found[0] == [0, 0, 0, None, None]
+    assert found[0] == [0] * 5
     assert found[1][:3] == [56, 40, 16]
-    assert 0 <= found[1][3] < 30 and 0 <= found[1][4] < 30
+    assert 0 < found[1][3] and 0 < found[1][4]
     call.cancel()
     assert call.result().received == 40
     assert peer.host.call(calls.progress, peer)[1][:3] == [56, 40, 16]
