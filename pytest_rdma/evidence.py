@@ -24,13 +24,17 @@ from pytest_rdma.wire import plain_data
 @plain_data
 @dataclass(frozen=True)
 class Posted:
-    """A request of the ledger: what was posted, how long ago, and the opcode's name (`RECV` for a receive)."""
+    """A request of the ledger: what was posted, how long ago, and the opcode's name (`RECV` for a receive).
+
+    `wr_id` is what its completion carries; a native loop gives its requests others than `request` has.
+    """
 
     opcode: str
     bytes: int
     ago_s: float
     signaled: bool
     request: Union[SendWR, RecvWR]
+    wr_id: int = 0
 
 
 @plain_data
@@ -40,6 +44,7 @@ class QueueLedger:
 
     `outstanding` holds the oldest, at most `LEDGER_SHOWN`; `outstanding_count` is how many there are. Times are seconds
     ago, None for never. `most_bytes_completed` is the length of the longest request that completed with success.
+    `silent` holds the wr_ids that last completed unsignaled, by the completion of a later request.
     """
 
     posted: int
@@ -49,6 +54,7 @@ class QueueLedger:
     outstanding_count: int
     outstanding: tuple[Posted, ...] = ()
     most_bytes_completed: int = 0
+    silent: tuple[int, ...] = ()
 
 
 LEDGER_SHOWN = 8
@@ -73,7 +79,8 @@ class QPEvidence:
     tells a peer. `failure` is the first completion that was neither a success nor a flush; `flushed` counts those with
     WR_FLUSH_ERR, and `first_flush` is the first of them: rxe flushes what fails by its own memory, and so all that is
     known of the cause is the request. `recent` holds the last completions, oldest first.
-    `awaits` is what a call that is still running, or the last that ran out of time, waited for.
+    `awaits` is what a call that is still running, or the last that ran out of time, waited for; `awaited_wr_ids` are
+    the requests that it named.
     """
 
     handle: int
@@ -97,12 +104,13 @@ class QPEvidence:
     closed: bool = False
     error: str = ""
     first_flush: Failure | None = None
+    awaited_wr_ids: tuple[int, ...] = ()
 
 
 @plain_data
 @dataclass(frozen=True)
 class Region:
-    """A memory region of the host, also one that was closed during the test (`closed`)."""
+    """A memory region of the host, also one that was closed during the test (`closed`), or a bound memory window."""
 
     addr: int
     length: int
@@ -111,6 +119,7 @@ class Region:
     access: Access
     pd: int
     closed: bool
+    window: bool = False
 
 
 @plain_data
@@ -119,7 +128,8 @@ class HostEvidence:
     """One host: who it is, its device as it is now, all QPs and regions of the agent, what the kernel counted and said.
 
     `counters` are differences since the test began, by name, only those that changed; `unread` says what could not be
-    read and why, by what it is (`counters`, `kernel log`, `QP 0x11`). `device` is None when it is gone.
+    read and why, by what it is (`counters`, `kernel log`, `QP 0x11`). `device` is None when it is gone. `netdevs` holds
+    `mtu`, `operstate` and `carrier` of the netdevs of the port's GID rows, `memory` VmLck, VmPin and VmRSS in bytes.
     """
 
     name: str
@@ -135,6 +145,8 @@ class HostEvidence:
     stderr: str = ""
     lost: str = ""
     unread: dict[str, str] = field(default_factory=dict)
+    netdevs: dict[str, dict[str, str]] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
 
 
 @plain_data

@@ -36,6 +36,7 @@ OP_MODULES = {
     "cm": ("verbs_cm",),
     "cq": ("verbs_cq", "verbs_post"),
     "device": ("verbs_device",),
+    "evidence": ("verbs_evidence",),
     "file": ("programs",),
     "host": ("verbs_device", "device_lock"),
     "mr": ("verbs_memory",),

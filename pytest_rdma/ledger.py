@@ -37,8 +37,8 @@ class Failed(NamedTuple):
 class Queue:
     """One queue of a QP: what is outstanding, oldest first, and counts since the QP was last reset.
 
-    `silent` holds the wr_ids that last completed unsignaled, by the completion of a later request; `cycle` is what a loop
-    posted over and over, and completed some of.
+    `silent` holds the wr_ids that last completed unsignaled, by the completion of a later request; `cycle` is what a
+    loop posted over and over, and completed some of.
     """
 
     def __init__(self) -> None:

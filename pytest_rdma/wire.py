@@ -23,7 +23,7 @@ HEADER = struct.Struct(">I")
 
 ClassT = TypeVar("ClassT", bound=type)
 
-DATA_MODULES = ("traffic",)
+DATA_MODULES = ("traffic", "evidence")
 """What defines plain data beside `model`; loaded when a name is not known yet."""
 
 _CLASSES: dict[str, type] = {}

@@ -1,0 +1,277 @@
+"""What a host knows when a test has failed: its QPs with their ledgers, regions, events, device and memory.
+
+Each thing is read by itself and within a time of its own, so that one that is stuck does not keep back the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import threading
+import time
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Callable, TypeVar
+
+from pytest_rdma import ledger
+from pytest_rdma.cm_library import QPAttr
+from pytest_rdma.deadline import Deadline
+from pytest_rdma.errors import RdmaError, VerbsError, errno_text
+from pytest_rdma.evidence import LEDGER_SHOWN, Failure, HostEvidence, Posted, QPEvidence, QueueLedger, Region
+from pytest_rdma.host import LocalHost, op
+from pytest_rdma.model import Access, AsyncEvent, DeviceInfo, QPState, RecvWR, SendWR
+from pytest_rdma.verbs_device import mtu_bytes, op_device
+from pytest_rdma.verbs_memory import MREntry
+from pytest_rdma.verbs_modify import QUERIED, QUERY_MASK
+from pytest_rdma.verbs_post import read_async_event
+from pytest_rdma.verbs_queue import QPEntry
+
+T = TypeVar("T")
+PARTS = 4
+REGIONS_SHOWN = 1024
+NET = Path("/sys/class/net")
+
+
+@op("evidence.collect")
+def op_collect(
+    host: LocalHost, deadline: Deadline, device: str, port: int, gid_index: int | None, age_s: float
+) -> HostEvidence:
+    """Return what there is to know; what was closed and what came counts from `age_s` seconds ago on."""
+    began = time.monotonic_ns() - int(age_s * 1e9)
+    reading = Reading(deadline)
+    sweep(host, reading)
+    info = reading.bounded("device", partial(op_device, host, deadline, device))
+    return HostEvidence(
+        name=host.name,
+        info=host.info,
+        device=info,
+        port=port,
+        gid_index=gid_index,
+        qps=tuple(_qp(entry, reading, closed) for entry, closed in _entries(host, "qp", QPEntry, began)),
+        regions=_regions(host, began, reading),
+        async_events=_since(host, AsyncEvent, began),
+        counters={},
+        kernel_log=(),
+        unread=reading.unread,
+        netdevs=_netdevs(info, port),
+        memory=_memory(),
+    )
+
+
+class Reading:
+    """Runs what may not come back in threads, and notes in `unread` what did not, and why."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self.unread: dict[str, str] = {}
+        self._deadline = deadline
+
+    def bounded(self, what: str, call: Callable[[], T]) -> T | None:
+        done: list[T] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                done.append(call())
+            except Exception as error:  # whatever it is, it is the reason why this was not read
+                errors.append(error)
+
+        limit = min(self._deadline.timeout_s / PARTS, self._deadline.remaining_s)
+        thread = threading.Thread(target=run, name=f"rdma evidence of {what}", daemon=True)
+        thread.start()
+        thread.join(limit)
+        if done:
+            return done[0]
+        error = errors[0] if errors else f"the kernel has not answered within {limit:.1f} s"
+        self.unread[what] = str(error) if isinstance(error, (str, RdmaError)) else f"{type(error).__name__}: {error}"
+        return None
+
+
+def sweep(host: LocalHost, reading: Reading) -> None:
+    """Enter in the ledgers what has completed and what events have come, and keep both for who asks for them.
+
+    A CQ that a loop works on is left alone: its completions are the loop's.
+    """
+    entries: list[QPEntry] = host.entries("qp")
+    busy = {id(entry.cq) for entry in entries if entry.ledger.loop is not None}
+    queues = {id(entry.cq): entry.cq for entry in entries if id(entry.cq) not in busy}
+    for cq in queues.values():
+        reading.bounded(f"completions of {cq.front.label}", cq.sweep)
+    for entry in {entry.context_pointer: entry for entry in entries}.values():
+        reading.bounded("asynchronous events", partial(_read_events, host, entry))
+
+
+def _read_events(host: LocalHost, entry: QPEntry) -> None:
+    while read_async_event(host, entry, 0):
+        pass
+
+
+def _since(host: LocalHost, kind: type[T], began: int) -> tuple[T, ...]:
+    """Return what the host's devices remember of a kind since the test began."""
+    devices = list(host.contexts.values())
+    return tuple(one for device in devices for at, one in list(device.past) if at >= began and isinstance(one, kind))
+
+
+def _entries(host: LocalHost, kind: str, entry: type[T], began: int) -> list[tuple[T, bool]]:
+    """Return the entries of a kind, each with whether it was closed during the test."""
+    return [*((one, False) for one in host.entries(kind)), *((one, True) for one in _since(host, entry, began))]
+
+
+# -- QPs
+
+
+def _qp(entry: QPEntry, reading: Reading, closed: bool) -> QPEvidence:
+    attributes: dict[str, Any] = {}
+    if not closed:
+        attributes = reading.bounded(entry.label, partial(query, entry)) or {}
+    error = reading.unread.get(entry.label, "") if not attributes else ""
+    locked = entry.lock.acquire(timeout=0.2)
+    if not locked:
+        error += f"{'; ' if error else ''}a post to it has not returned"
+    try:
+        return _qp_evidence(entry, attributes, closed, error)
+    finally:
+        if locked:
+            entry.lock.release()
+
+
+def _qp_evidence(entry: QPEntry, attributes: dict[str, Any], closed: bool, error: str) -> QPEvidence:
+    book, front = entry.ledger, entry.front
+    if not closed:
+        book.look_at_loop()
+    now = time.monotonic_ns()
+    return QPEvidence(
+        handle=front.handle,
+        qp_num=entry.qp_num,
+        device=entry.device.name,
+        port=entry.port.number,
+        state=QPState(attributes["qp_state"]) if attributes else None,
+        attributes=attributes,
+        caps=entry.caps,
+        own=front.record,
+        peer=entry.peer,
+        connected=entry.connected,
+        pd=entry.pd.front.handle,
+        sends=_queue(book.sends, now),
+        recvs=_queue(book.recvs, now),
+        failure=_failure(book.failed, now),
+        flushed=book.flushed,
+        recent=tuple(book.recent),
+        awaits=_awaits(book),
+        shared_recvs=entry.srq is not None,
+        closed=closed,
+        error=error,
+        first_flush=_failure(book.first_flush, now),
+        awaited_wr_ids=book.awaited if isinstance(book.awaited, tuple) else (),
+    )
+
+
+def _failure(failed: ledger.Failed | None, now: int) -> Failure | None:
+    return Failure(failed.completion, _ago(failed.at_ns, now), _posted(failed.of, now)) if failed else None
+
+
+def _queue(queue: ledger.Queue, now: int) -> QueueLedger:
+    oldest = [one for one, _ in zip(list(queue.outstanding), range(LEDGER_SHOWN))]
+    return QueueLedger(
+        posted=queue.posted,
+        completed=queue.completed,
+        last_post_ago_s=_ago(queue.last_post_ns, now) if queue.last_post_ns else None,
+        last_completion_ago_s=_ago(queue.last_completion_ns, now) if queue.last_completion_ns else None,
+        outstanding_count=len(queue),
+        outstanding=tuple(posted for posted in (_posted(one, now) for one in oldest) if posted),
+        most_bytes_completed=max([queue.most_bytes, *map(_bytes_of, queue.cycle)]),
+        silent=tuple(queue.silent),
+    )
+
+
+def _bytes_of(request: SendWR | RecvWR) -> int:
+    return sum(sge.length for sge in request.sges)
+
+
+def _ago(at_ns: int, now: int) -> float:
+    return max(0.0, (now - at_ns) / 1e9)
+
+
+def _posted(one: ledger.Outstanding | None, now: int) -> Posted | None:
+    if one is None:
+        return None
+    opcode = getattr(one.request, "opcode", None)
+    name = "RECV" if opcode is None else getattr(opcode, "name", str(opcode))
+    return Posted(name, _bytes_of(one.request), _ago(one.posted_ns, now), one.signaled, one.request, one.wr_id)
+
+
+def _awaits(book: ledger.Ledger) -> str:
+    awaited = book.awaited
+    if book.loop is not None:
+        return "the end of a run"
+    if isinstance(awaited, int):
+        return f"{awaited} completions" if awaited != 1 else "1 completion"
+    if isinstance(awaited, tuple):
+        return f"wr_id {', '.join(hex(wr_id) for wr_id in awaited[:LEDGER_SHOWN])}"
+    return awaited
+
+
+@cache
+def _libibverbs() -> Any:
+    library = ctypes.CDLL("libibverbs.so.1")
+    library.ibv_query_qp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    return library
+
+
+def query(entry: QPEntry) -> dict[str, Any]:
+    """Return what `verbs_modify.query` does, without the GIL: the kernel may not answer."""
+    found, created = QPAttr(), (ctypes.c_uint8 * 256)()
+    with entry.in_use:
+        number = _libibverbs().ibv_query_qp(entry.pointer, ctypes.byref(found), QUERY_MASK, created)
+    if number:
+        raise VerbsError(f"ibv_query_qp: {errno_text(number)}", errno=number)
+    values: dict[str, Any] = {name: int(getattr(found, name)) for name in QUERIED if name != "rate_limit"}
+    values["path_mtu"] = mtu_bytes(values["path_mtu"])
+    vector = found.ah_attr
+    values.update(dlid=vector.dlid, sl=vector.sl, ah_port=vector.port_num)
+    if vector.is_global:
+        route = vector.grh
+        values.update(dgid=str(ipaddress.IPv6Address(bytes(route.dgid))), sgid_index=route.sgid_index)
+        values.update(hop_limit=route.hop_limit, traffic_class=route.traffic_class)
+    return values
+
+
+# -- the rest
+
+
+def _regions(host: LocalHost, began: int, reading: Reading) -> tuple[Region, ...]:
+    entries = _entries(host, "mr", MREntry, began)
+    found = [
+        Region(one.addr, one.length, one.lkey, one.rkey, one.access, one.pd.front.handle, closed)
+        for one, closed in entries[-REGIONS_SHOWN:]
+    ]
+    for window in host.entries("mw"):
+        memory = window.memory
+        if memory is not None:
+            pd = window.qp.pd.front.handle
+            found.append(
+                Region(memory.addr, memory.length, 0, memory.rkey, Access(window.access), pd, False, window=True)
+            )
+    if len(entries) > REGIONS_SHOWN:
+        reading.unread["regions"] = f"the oldest {len(entries) - REGIONS_SHOWN} of {len(entries)}"
+    return tuple(found)
+
+
+def _netdevs(device: DeviceInfo | None, port: int) -> dict[str, dict[str, str]]:
+    """Return MTU and state of the netdevs that the port's GID rows stand for."""
+    rows = [row for one in device.ports if one.number == port for row in one.gids] if device else []
+    names = dict.fromkeys(row.netdev for row in rows if row.netdev)
+    return {name: {fact: _text(NET / name / fact) for fact in ("mtu", "operstate", "carrier")} for name in names}
+
+
+def _memory() -> dict[str, int]:
+    """Return this process's locked, pinned and resident memory in bytes, by the names in proc_pid_status(5)."""
+    lines = (line.split() for line in _text(Path("/proc/self/status")).splitlines())
+    wanted = ("VmLck:", "VmPin:", "VmRSS:")
+    return {words[0][:-1]: int(words[1]) * 1024 for words in lines if len(words) == 3 and words[0] in wanted}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        return error.strerror or "unreadable"
