@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_rdma import plugin
+from pytest_rdma.reference import Beside, Compared, reference_of
 from pytest_rdma.traffic import Latency, PingPong, Pipeline, RecvDrain, Spec, TrafficResult
-from pytest_rdma.traffic_pair import PairResult, Specs, run_pairs
+from pytest_rdma.traffic_pair import Specs, run_pairs
 
 if TYPE_CHECKING:
     from pytest_rdma.pairing import Pair
@@ -35,6 +37,8 @@ class Measurement:
     rounds: tuple[TrafficResult, ...]
     latency: Latency | None
     warnings: tuple[str, ...] = ()
+    reference: Compared | str | None = None
+    """The tool of --rdma-reference beside it, or why there is none; None where it was not asked for."""
 
     @property
     def messages_per_second(self) -> float:
@@ -108,15 +112,43 @@ class Benchmark:
 
         What is measured is the active end, by the first of its specifications. Arguments are those of `run_pairs`.
         """
+
+        def once() -> TrafficResult:
+            return run_pairs(pairs, spec, passive, reverse=reverse, timeout_s=timeout_s).active
+
+        beside = None
+        if plugin.configuration(self._request.config).reference.value:
+            beside = Beside(lambda: reference_of(pairs, spec, passive, reverse=reverse))
+        results = self._measure(once, rounds, warmup_rounds, beside, timeout_s)
+        first = pairs[0] if isinstance(pairs, (list, tuple)) else pairs
+        facts = machine_facts(first)  # type: ignore[arg-type]
+        measured = measurement(self._request.node.name, spec, results, facts, beside)
+        self._request.getfixturevalue("benchmark").extra_info.update(extra_info(measured, facts))
+        self._request.config.stash.setdefault(MEASURED, []).append(measured)
+        return measured
+
+    def _measure(
+        self,
+        once: Callable[[], TrafficResult],
+        rounds: int,
+        warmup_rounds: int,
+        beside: Beside | None,
+        timeout_s: float,
+    ) -> list[TrafficResult]:
+        """Let pytest-benchmark run the rounds; the reference goes in turn with them, the first of two in turn, too."""
         results: list[TrafficResult] = []
 
-        def once() -> PairResult:
-            return run_pairs(pairs, spec, passive, reverse=reverse, timeout_s=timeout_s)
+        def ours() -> None:
+            results.append(once())
+            self._now_s += seconds_a_message(results[-1])
+
+        def theirs() -> None:
+            if beside is not None:
+                beside.run(results[-1].messages, timeout_s)
 
         def target() -> None:
-            result = once().active
-            results.append(result)
-            self._now_s += seconds_a_message(result)
+            for step in (theirs, ours) if len(results) % 2 else (ours, theirs):
+                step()
 
         # not before: a fixture of pytest-benchmark's that a failed test did not come to use is a warning
         self._use_our_clock()
@@ -125,15 +157,20 @@ class Benchmark:
             for _ in range(warmup_rounds):
                 once()
         recorder.pedantic(target, rounds=rounds, iterations=1)
-        first = pairs[0] if isinstance(pairs, (list, tuple)) else pairs
-        facts = machine_facts(first)  # type: ignore[arg-type]
-        latency = merged([one.latency for one in results if one.latency])
-        warnings = tuple(warnings_of(results, facts))
-        measured_spec = spec if isinstance(spec, (Pipeline, RecvDrain, PingPong)) else spec[0]
-        measured = Measurement(self._request.node.name, measured_spec, tuple(results), latency, warnings)
-        recorder.extra_info.update(extra_info(measured, facts))
-        self._request.config.stash.setdefault(MEASURED, []).append(measured)
-        return measured
+        return results
+
+
+def measurement(
+    name: str, spec: Specs, results: Sequence[TrafficResult], facts: dict[str, Any], beside: Beside | None
+) -> Measurement:
+    """Return what the rounds and the runs of the reference come to."""
+    latency = merged([one.latency for one in results if one.latency])
+    first = spec if isinstance(spec, (Pipeline, RecvDrain, PingPong)) else spec[0]
+    found = Measurement(name, first, tuple(results), latency, tuple(warnings_of(results, facts)))
+    if beside is None:
+        return found
+    ours = (latency.percentile(50) or latency.mean_ns) if latency else found.messages_per_second
+    return replace(found, reference=beside.compared(ours))
 
 
 def seconds_a_message(result: TrafficResult) -> float:
@@ -234,6 +271,9 @@ def extra_info(measured: Measurement, facts: dict[str, Any]) -> dict[str, Any]:
             "max_ns": measured.latency.max_ns,
             **{f"{name}_ns": value for name, value in measured.latency.percentiles_ns.items()},
         }
+    if measured.reference is not None:
+        compared = measured.reference
+        info["reference"] = {"skipped": compared} if isinstance(compared, str) else compared.info()
     if measured.rounds[0].outstanding_reads is not None:
         info["outstanding_reads"] = measured.rounds[0].outstanding_reads
     return info
@@ -253,20 +293,29 @@ def _plain(spec: Spec) -> dict[str, Any]:
 def table(measured: Sequence[Measurement]) -> list[str]:
     """Return the lines of the table, and below it each warning once with the tests it is about."""
     rows = [COLUMNS, *(one.row() for one in measured)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    if any(one.reference is not None for one in measured):
+        beside = [("perftest", "ratio"), *(reference_cells(one) for one in measured)]
+        rows = [(*row, *cells) for row, cells in zip(rows, beside)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
         lines.append("  ".join(cells).rstrip())
-    by_warning: dict[str, int] = {}
-    for one in measured:
-        for warning in one.warnings:
-            by_warning[warning] = by_warning.get(warning, 0) + 1
-    lines += [f"warning: {text} ({count} of {len(measured)} tests)" for text, count in by_warning.items()]
+    notes = Counter(f"warning: {text}" for one in measured for text in one.warnings)
+    notes.update(f"no reference: {one.reference}" for one in measured if isinstance(one.reference, str))
+    lines += [f"{text} ({count} of {len(measured)} tests)" for text, count in notes.items()]
+    if any(isinstance(one.reference, Compared) for one in measured):
+        lines.append("a ratio above 1 is in our favour")
     halves = any(isinstance(one.spec, PingPong) and one.spec.measures.startswith("half") for one in measured)
     if halves:
         lines.append("times of Send and Write are half of a round trip, of Read and atomics the whole")
     return lines
+
+
+def reference_cells(measured: Measurement) -> tuple[str, str]:
+    """Return the reference's two cells; why they are empty is said below the table."""
+    found = measured.reference
+    return (found.cell, f"{found.ratio:.2f}") if isinstance(found, Compared) else ("", "")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

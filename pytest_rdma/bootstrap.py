@@ -48,6 +48,7 @@ STAYS = (
     "options",
     "outcomes",
     "plugin",
+    "reference",
     "remote",
     "report",
     "running",

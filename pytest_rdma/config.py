@@ -69,6 +69,7 @@ class RdmaConfig:
     strict: Setting[bool] = Setting(False)
     full: Setting[bool] = Setting(False)
     on_peer_loss: Setting[str] = Setting("reconnect")
+    reference: Setting[str | None] = Setting(None)
     timeout_scale: Setting[float] = Setting(1.0)
 
     @property

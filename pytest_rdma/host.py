@@ -45,6 +45,7 @@ OP_MODULES = {
     "process": ("programs",),
     "program": ("programs",),
     "qp": ("verbs_create", "verbs_queue", "verbs_post"),
+    "server": ("servers",),
     "srq": ("verbs_srq",),
     "traffic": ("verbs_traffic",),
 }

@@ -287,6 +287,14 @@ OPTIONS: tuple[Option, ...] = (
         "reconnect",
     ),
     Option(
+        "reference",
+        ("--rdma-reference",),
+        "TOOL",
+        _one_of("perftest"),
+        "Run this in turn with each benchmark, between the same devices, and put its number beside ours: perftest.",
+        "none",
+    ),
+    Option(
         "timeout_scale",
         ("--rdma-timeout-scale",),
         "FACTOR",

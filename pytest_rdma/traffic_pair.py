@@ -58,8 +58,7 @@ def run_pairs(
 
     Without `passive` the other end runs what the active one needs: a RecvDrain, the answers of a PingPong, or nothing.
     """
-    sides = _sides(pairs, reverse)
-    specs = _as_tuple(active), _as_tuple(passive) if passive else _partner(_as_tuple(active), sides[1])
+    sides, specs = resolve(pairs, active, passive, reverse)
     check_match(*specs)
     with _prepared(sides, specs, timeout_s) as runs:
         if len(runs) == 1:
@@ -68,11 +67,22 @@ def run_pairs(
         return _both(runs[0], runs[1], told, timeout_s)
 
 
+Sides = tuple[list[Endpoint], list[Endpoint]]
+
+
+def resolve(
+    pairs: Pair | Sequence[Pair], active: Specs, passive: Specs | None, reverse: bool
+) -> tuple[Sides, tuple[tuple[Spec, ...], tuple[Spec, ...]]]:
+    """Return the endpoints of the active and of the passive end, and what each runs."""
+    sides = _sides(pairs, reverse)
+    return sides, (_as_tuple(active), _as_tuple(passive) if passive else _partner(_as_tuple(active), sides[1]))
+
+
 def _as_tuple(specs: Specs) -> tuple[Spec, ...]:
     return (specs,) if isinstance(specs, (Pipeline, RecvDrain, PingPong)) else tuple(specs)
 
 
-def _sides(pairs: Pair | Sequence[Pair], reverse: bool) -> tuple[list[Endpoint], list[Endpoint]]:
+def _sides(pairs: Pair | Sequence[Pair], reverse: bool) -> Sides:
     chosen = list(pairs) if isinstance(pairs, (list, tuple)) else [pairs]
     ends = [pair.ends[::-1] if reverse else pair.ends for pair in chosen]  # type: ignore[union-attr]
     return [one[0] for one in ends], [one[1] for one in ends]
@@ -92,9 +102,7 @@ def _waits_to_be_told(spec: Spec) -> bool:
 
 
 @contextlib.contextmanager
-def _prepared(
-    sides: tuple[list[Endpoint], list[Endpoint]], specs: tuple[tuple[Spec, ...], ...], timeout_s: float
-) -> Iterator[list[Traffic]]:
+def _prepared(sides: Sides, specs: tuple[tuple[Spec, ...], ...], timeout_s: float) -> Iterator[list[Traffic]]:
     """Both ends at once, the passive one first in line; what is refused at one end undoes the other."""
     runs: list[Traffic] = []
     calls = [_prepare(ends, wanted, timeout_s) for ends, wanted in zip(sides, specs) if wanted]
