@@ -1,0 +1,84 @@
+"""Causes in a host or its device: a process or device that is gone, limits, and what a status says by itself."""
+
+from __future__ import annotations
+
+import re
+
+from pytest_rdma.diagnosis_view import Cause, Causes, View, failed_as
+from pytest_rdma.status import MEANINGS, WCStatus, name_of
+
+MEMLOCK = re.compile(r"cannot register (\d+) bytes .*ENOMEM")
+
+
+def process_gone(view: View) -> Causes:
+    """A host no longer answers, so that its QPs are gone, too, or not served."""
+    for host in (view.evidence.peer, view.evidence.local):
+        if host.lost:
+            yield Cause(
+                "process-gone",
+                f"the process on {host.name} that holds its QPs is gone: {host.lost}",
+                "look at what ended it: its stderr, the kernel log (out of memory, a crash), a signal, the network",
+                True,
+            )
+
+
+def device_gone(view: View) -> Causes:
+    for end in view.ends:
+        device = end.host.device
+        if device is None and not end.host.lost and "device" not in end.host.unread:
+            yield Cause(
+                "device-gone",
+                f"the device of {end.name} is gone",
+                "see what removed it: `rdma link`, a driver that was unloaded, a netdev that went, the kernel log",
+                True,
+            )
+        elif device is not None and device.error:
+            yield Cause(
+                "device-gone", f"{device.name} on {end.name} does not open: {device.error}", "see the kernel log", True
+            )
+        event = end.has_event("DEVICE_FATAL")
+        if event:
+            yield Cause("device-fatal", f"{end.name} reported {event}", "see the kernel log and the firmware", True)
+
+
+def memlock(view: View) -> Causes:
+    """A registration that RLIMIT_MEMLOCK does not let through."""
+    found = MEMLOCK.search(view.evidence.error)
+    host = view.evidence.peer if view.evidence.failed_side == "peer" else view.evidence.local
+    limit = host.info.memlock_soft
+    if found is None:
+        return
+    asked = int(found[1])
+    if limit < 0 or host.info.uid == 0:
+        yield Cause(
+            "out-of-memory",
+            f"{asked} bytes could not be registered on {host.name}: ENOMEM, and RLIMIT_MEMLOCK does not limit it",
+            "see what memory is left, and the limits of the device and of the cgroup",
+            False,
+        )
+        return
+    yield Cause(
+        "memlock",
+        f"{asked} bytes could not be registered on {host.name}: RLIMIT_MEMLOCK of uid {host.info.uid} there is {limit} "
+        "bytes",
+        "raise memlock where the process is started: limits.conf and a new login, LimitMEMLOCK= of sshd's unit, or "
+        "`ulimit -l` before; --ulimit memlock=-1 for a container",
+        asked > limit,
+    )
+
+
+def status_alone(view: View) -> Causes:
+    """What a status means, where no rule knows more."""
+    failure = view.failure or view.receive_failure
+    if failure is None or failure.completion.status == WCStatus.WR_FLUSH_ERR:
+        return
+    status = failure.completion.status
+    meaning, causes = MEANINGS.get(status, ("", ""))
+    text = failed_as(view) if view.failure else f"a receive of {view.passive.label} failed with {name_of(status)}"
+    vendor = f" (vendor_err {failure.completion.vendor_err:#x})" if failure.completion.vendor_err else ""
+    yield Cause(
+        "status",
+        f"{text}{vendor}" + (f": {meaning}" if meaning else ""),
+        f"often it is {causes}" if causes else "look at vendor_err and the kernel log",
+        False,
+    )

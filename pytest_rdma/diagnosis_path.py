@@ -1,0 +1,374 @@
+"""Causes between the ends: a peer QP that cannot answer, addresses that do not lead there, packets that are lost.
+
+InfiniBand specification 1.4, volume 1: 9.7.6.1.3 (transport timer and retries), 9.6.1 (packet header validation).
+"""
+
+from __future__ import annotations
+
+from pytest_rdma import gids
+from pytest_rdma.diagnosis_view import FOREVER, Cause, Causes, End, View, counted, failed_as, seconds, size
+from pytest_rdma.model import QPState
+from pytest_rdma.status import WCStatus
+
+PSN_END = 1 << 24
+PSN_FAR = 1 << 16
+NO_GID = "::"
+CONNECT_ANEW = "connect both ends anew, each with the record that the other tells now"
+
+
+# -- the peer's QP
+
+
+def peer_qp(view: View) -> Causes:
+    """The QP that is addressed cannot answer: another number, gone, or in a state that drops what comes."""
+    if not view.unanswered or view.passive.host.lost:
+        return
+    passive, qp = view.passive, view.passive.qp
+    dest = view.active.attribute("dest_qp_num")
+    if dest is None and view.active.qp is not None and view.active.qp.peer is not None:
+        dest = view.active.qp.peer.qp_num
+    if qp is None:
+        yield from _no_such_qp(view, dest)
+    elif dest is not None and dest != qp.qp_num:
+        yield _misdirected(view.active, passive, dest)
+    elif qp.closed:
+        yield Cause(
+            "peer-qp-gone",
+            f"{failed_as(view)}: {passive.label} was destroyed",
+            "keep the peer's endpoint until all that is sent to it has completed",
+            True,
+        )
+    elif qp.state is not None and qp.failure is None:
+        yield from _in_state(view, qp.state)
+        back = passive.attribute("dest_qp_num")
+        if back is not None and view.active.qp is not None and back != view.active.qp.qp_num:
+            yield _misdirected(passive, view.active, back)
+
+
+def _misdirected(sender: End, target: End, dest: int) -> Cause:
+    return Cause(
+        "wrong-destination-qpn",
+        f"{sender.label} sends to QP {dest:#x}, and the peer's end is {target.label}",
+        f"connect it with the QP number that {target.name} tells: {target.qp.qp_num if target.qp else 0:#x}",
+        True,
+    )
+
+
+def _no_such_qp(view: View, dest: int | None) -> Causes:
+    passive = view.passive
+    if dest is None or any(qp.qp_num == dest and not qp.closed for qp in passive.host.qps):
+        return
+    if any(name.startswith("QP") for name in passive.host.unread):
+        return
+    yield Cause(
+        "peer-qp-gone",
+        f"{failed_as(view)}: {passive.name} has no QP {dest:#x}",
+        "keep the peer's endpoint until all that is sent to it has completed, and see that the QP number is right",
+        bool(passive.host.qps),
+    )
+
+
+def _in_state(view: View, state: QPState) -> Causes:
+    passive, label = view.passive, view.passive.label
+    flushed = passive.qp.flushed if passive.qp else 0
+    if state == QPState.ERR:
+        why = f" and has flushed {counted(flushed, 'request')}" if flushed else ""
+        yield Cause(
+            "peer-qp-in-error",
+            f"{failed_as(view)}: {label} is in ERR{why}, and drops what comes",
+            f"look for what moved it there: the test itself, a disconnect, or an event on {passive.name}",
+            True,
+        )
+    elif state == QPState.RESET:
+        yield Cause(
+            "peer-qp-reset",
+            f"{failed_as(view)}: {label} was reset, and drops what comes",
+            CONNECT_ANEW,
+            True,
+        )
+    elif state == QPState.INIT:
+        yield Cause(
+            "peer-qp-not-in-rtr",
+            f"{failed_as(view)}: {label} is in INIT: it is not connected, or was reset, and drops what comes",
+            "move the peer to RTR before anything is sent; " + CONNECT_ANEW,
+            True,
+        )
+
+
+def packet_numbers(view: View) -> Causes:
+    """The ends do not agree on packet numbers: told wrongly, or one end was reset without the other."""
+    active, passive = view.active.qp, view.passive.qp
+    if not view.unanswered or active is None or passive is None or passive.closed:
+        return
+    if passive.peer is not None and passive.peer.psn != active.own.psn:
+        yield Cause(
+            "wrong-psn",
+            f"{failed_as(view)}: {view.active.label} begins with PSN {active.own.psn:#08x}, and {view.passive.label} "
+            f"was told {passive.peer.psn:#08x}",
+            CONNECT_ANEW,
+            True,
+        )
+        return
+    if active.peer is not None and active.peer.psn != passive.own.psn and active.peer.qp_num == passive.qp_num:
+        yield Cause(
+            "peer-reset",
+            f"{failed_as(view)}: {view.passive.label} was reset since {view.active.label} was connected to it: it told "
+            f"PSN {active.peer.psn:#08x} then and tells {passive.own.psn:#08x} now",
+            CONNECT_ANEW,
+            False,
+        )
+    sent, awaited = active.attributes.get("sq_psn"), passive.attributes.get("rq_psn")
+    if isinstance(sent, int) and isinstance(awaited, int):
+        apart = min((sent - awaited) % PSN_END, (awaited - sent) % PSN_END)
+        if apart > PSN_FAR:
+            yield Cause(
+                "wrong-psn",
+                f"{failed_as(view)}: {view.active.label} is at PSN {sent:#08x}, and {view.passive.label} awaits "
+                f"{awaited:#08x}",
+                CONNECT_ANEW,
+                False,
+            )
+
+
+# -- addresses and ports
+
+
+def port_down(view: View) -> Causes:
+    """A port is not ACTIVE, or was not in between."""
+    if view.status is not None and not view.unanswered:
+        return
+    for end in view.ends:
+        if end.port is not None and end.port.state != "ACTIVE":
+            yield Cause(
+                "port-down",
+                f"port {end.place} is {end.port.state}",
+                "bring its link up: `rdma link`, `ip link`, the cable, the switch port",
+                True,
+            )
+        elif end.has_event("PORT_ERR"):
+            yield Cause(
+                "port-down",
+                f"port {end.place} went down in between (PORT_ERR), and is ACTIVE again",
+                "look at the link and the kernel log of that host",
+                False,
+            )
+
+
+def link_layers(view: View) -> Causes:
+    ports = [end.port for end in view.ends]
+    if not _connection_failed(view) or ports[0] is None or ports[1] is None:
+        return
+    if ports[0].link_layer != ports[1].link_layer:
+        yield Cause(
+            "link-layers-differ",
+            f"{view.active.place} is {ports[0].link_layer} and {view.passive.place} is {ports[1].link_layer}",
+            "take two ports of one link layer: --rdma-device, --peer-device, or set the port type",
+            True,
+        )
+
+
+def _connection_failed(view: View) -> bool:
+    return view.unanswered or "RTR" in view.evidence.error or "cannot be connected" in view.evidence.error
+
+
+def gid_rows(view: View) -> Causes:
+    """The rows of both ends: gone, of different types, without a way from one to the other, or told wrongly."""
+    if not _connection_failed(view):
+        return
+    gone = [cause for end in view.ends for cause in _row_gone(end)]
+    yield from gone
+    active, passive = view.active.qp, view.passive.qp
+    if active is None or passive is None or gone:
+        return
+    told = active.peer.gid if active.peer else NO_GID
+    if told != passive.own.gid and NO_GID not in (told, passive.own.gid):
+        yield Cause(
+            "wrong-destination-gid",
+            f"{view.active.label} sends to GID {told}, and {view.passive.label} has {passive.own.gid}",
+            "connect it with the GID that the peer tells",
+            True,
+        )
+    rows = view.active.row, view.passive.row
+    if rows[0] is None or rows[1] is None:
+        return
+    shown = (
+        f"row {gids.describe(rows[0])} on {view.active.name} and row {gids.describe(rows[1])} on {view.passive.name}"
+    )
+    differ = gids.mismatch(rows[0], rows[1])
+    if differ:
+        yield Cause("gid-types-differ", f"GID {shown}: {differ}", _take_rows(), True)
+        return
+    distance, reason = gids.reach(rows[0], rows[1], view.one_host)
+    refused = any(word in view.evidence.error for word in ("ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH"))
+    if distance == gids.UNREACHABLE or (refused and view.status is None and "RTR" in view.evidence.error):
+        why = reason if distance == gids.UNREACHABLE else "the address of the peer was not resolved"
+        yield Cause("gid-unroutable", f"GID {shown}: {why}", f"{_take_rows()}, or see that they ping", refused)
+
+
+def _take_rows() -> str:
+    return "take rows of one type, family and subnet: --rdma-gid-index and --peer-gid-index"
+
+
+def _row_gone(end: End) -> Causes:
+    if end.qp is None or end.port is None or end.port.link_layer == "InfiniBand" or end.qp.own.gid == NO_GID:
+        return
+    row, own = end.row, end.qp.own
+    if row is None or row.gid != own.gid:
+        now = "is empty" if row is None else f"holds {row.address}"
+        yield Cause(
+            "gid-gone",
+            f"{end.label} uses GID row {own.gid_index}, {own.gid}, and that row of {end.place} {now} now",
+            "give the netdev its address back, and connect anew; see what takes it: DHCP, NetworkManager, the test",
+            True,
+        )
+    elif row.netdev is None:
+        yield Cause(
+            "gid-gone",
+            f"{end.label} uses GID row {own.gid_index}, {own.gid}, which has no netdev in this namespace",
+            "take a row of a netdev that is here",
+            True,
+        )
+
+
+# -- MTU
+
+
+def mtu(view: View) -> Causes:
+    """The path MTU is over what a port carries, differs between the ends, or only large packets are lost."""
+    flushed_only = view.status is None and any(end.qp is not None and end.qp.flushed for end in view.ends)
+    if not view.unanswered and not flushed_only and view.status != WCStatus.REM_INV_REQ_ERR:
+        return
+    sizes = [end.attribute("path_mtu", "mtu") for end in view.ends]
+    for end, path_mtu in zip(view.ends, sizes):
+        if path_mtu is not None and end.port is not None and path_mtu > end.port.active_mtu:
+            yield Cause(
+                "mtu-beyond-path",
+                f"{end.label} has path MTU {path_mtu}, and {end.place} has active MTU {end.port.active_mtu}",
+                f"connect with mtu {end.port.active_mtu} (--rdma-mtu), or raise the MTU of the netdev and the switch",
+                True,
+            )
+            return
+    if sizes[0] is not None and sizes[1] is not None and sizes[0] != sizes[1]:
+        yield Cause(
+            "mtu-differs",
+            f"{view.active.label} has path MTU {sizes[0]}, and {view.passive.label} has {sizes[1]}",
+            "connect both ends with the smaller one",
+            sizes[0] > sizes[1],
+        )
+    yield from _large_packets_lost(view, sizes[0])
+
+
+def _large_packets_lost(view: View, path_mtu: int | None) -> Causes:
+    queue = view.active.qp.sends if view.active.qp else None
+    if not view.unanswered or path_mtu is None or queue is None or view.posted is None or not queue.completed:
+        return
+    passed, failed = min(queue.most_bytes_completed, path_mtu), min(view.posted.bytes, path_mtu)
+    if 0 < passed < failed:
+        yield Cause(
+            "mtu-beyond-path",
+            f"{failed_as(view)}, and packets of up to {size(passed)} of payload passed: those of {failed} are lost, so "
+            f"the path may not carry path MTU {path_mtu}",
+            f"try `ping -M do -s {failed + 60}` between the addresses; connect with a smaller --rdma-mtu",
+            False,
+        )
+
+
+# -- packets
+
+
+def packets(view: View) -> Causes:
+    """What the counters of both devices tell of packets that were sent and not answered."""
+    if not view.unanswered or view.passive.host.lost or view.one_host:
+        return
+    active, passive = view.active, view.passive
+    sent, arrived = active.counted("sent_pkts"), passive.counted("rcvd_pkts")
+    answered, back = passive.counted("sent_pkts"), active.counted("rcvd_pkts")
+    repeated = passive.counted("duplicate_request")
+    if sent and not arrived:
+        yield _dropped(view, active, passive, sent)
+    elif sent and answered and not back:
+        yield _dropped(view, passive, active, answered)
+    elif repeated and back:
+        yield _slow(view, repeated)
+    yield from _lossy(view)
+
+
+def _dropped(view: View, source: End, target: End, sent: int) -> Cause:
+    return Cause(
+        "packets-dropped",
+        f"{failed_as(view)}: {source.name} sent {counted(sent, 'packet')} and {target.name} received none of them; "
+        f"gave up after {view.retry_text}",
+        f"let UDP port 4791 pass at {target.name} and between (nft list ruleset, iptables -L, security groups); see "
+        "that the hosts ping",
+        False,
+    )
+
+
+def _slow(view: View, repeated: int) -> Cause:
+    taken = view.failure.request.ago_s - view.failure.ago_s if view.failure and view.failure.request else None
+    after = f", {seconds(taken)} after it was posted" if taken is not None and taken > 0 else ""
+    return Cause(
+        "timeout-too-small",
+        f"{failed_as(view)}{after}: {view.passive.name} got {counted(repeated, 'packet')} again and answered, so that "
+        f"its answers come later than {view.retry_text}",
+        "raise ack_timeout or retry_count (retry_count 7 at most); see what delays: the host, the link, a queue",
+        False,
+    )
+
+
+def _lossy(view: View) -> Causes:
+    active, passive = view.active, view.passive
+    holes = passive.counted("out_of_seq_request", "out_of_sequence")
+    naks = active.counted("rcvd_seq_err", "packet_seq_err", "implied_nak_seq_err")
+    timeouts = active.counted("completer_retry_err", "local_ack_timeout_err")
+    if not holes and not naks:
+        return
+    yield Cause(
+        "packets-lost",
+        f"{failed_as(view)}: {passive.name} missed packets ({holes} out of sequence, {naks} sequence errors and "
+        f"{timeouts} retries at {active.name}); gave up after {view.retry_text}",
+        "find where packets are lost or overtake each other: interface drops (ip -s link), PFC/ECN, a policer; the "
+        "counters are the device's, not the QP's",
+        False,
+    )
+
+
+def retries(view: View) -> Causes:
+    """Retries that have not ended when the wait did."""
+    if not view.waits or not view.unanswered or view.posted is None:
+        return
+    if view.retries_forever:
+        yield Cause(
+            "endless-retries",
+            f"{view.active.label} has retry_cnt {FOREVER}, which on rxe means without end: {view.what} never fails",
+            "connect with retry_count 6 or less, and what nobody answers ends with RETRY_EXC_ERR",
+            True,
+        )
+    elif view.retry_s is None and view.active.attribute("timeout", "ack_timeout") == 0:
+        yield Cause(
+            "endless-retries",
+            f"{view.active.label} has time-out 0, which means no time-out: {view.what} never fails",
+            "connect with an ack_timeout of 1 to 31",
+            True,
+        )
+    elif view.retry_s is not None and view.retry_s > view.posted.ago_s:
+        yield Cause(
+            "retries-outlast-wait",
+            f"{view.what} has not failed yet: it was posted {seconds(view.posted.ago_s)} ago, and is retried for "
+            f"{view.retry_text}",
+            "wait longer than the retries take, or connect with a smaller ack_timeout or retry_count",
+            True,
+        )
+
+
+def no_answer(view: View) -> Causes:
+    """Retries ran out, and nothing that is known says why."""
+    if view.status != WCStatus.RETRY_EXC_ERR:
+        return
+    yield Cause(
+        "no-answer",
+        f"{failed_as(view)}: nobody acknowledged it within {view.retry_text}",
+        f"see that the hosts ping between the addresses of the GID rows, that UDP port 4791 passes, and what "
+        f"{view.passive.name} counts and logs",
+        False,
+    )
