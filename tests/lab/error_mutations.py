@@ -1,4 +1,4 @@
-"""A plugin that spoils what came of a fault before the error suites look at it; see test_error_mutations.py.
+"""A plugin that spoils what came of a fault before the error suites look at it; see test_mutations.py.
 
 It patches the front objects on the controller. Each test that `EXPECTED` names runs once for each of its mutations,
 which it must not survive, and once as it is.
@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from spoiling import Patch, keep_one_row_a_mutation, mutation_fixture
 
 from pytest_rdma import AsyncEvent, Buffer, Completion, DeadlineError, Endpoint, Pair, QPState
 from pytest_rdma.status import WCStatus
 
 PATIENCE_S = 0.1
-NONE = "as_it_is"
 _COMPLETIONS = ("wrong_status", "lost", "doubled", "reordered")
 _ALL = (*_COMPLETIONS, "touched", "wrong_state", "event", "does_not_come_back")
 EXPECTED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -41,30 +41,6 @@ EXPECTED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_qp_states": {"test_legal_transition": ("wrong_state",), "test_missing_attribute_is_named": ("wrong_state",)},
     "test_limits": {"test_cq_overrun": ("lost", "event")},
 }
-EVERY = (NONE, *_ALL)
-
-
-@pytest.fixture(autouse=True, params=EVERY)
-def mutation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How what came is spoiled in this run of the test."""
-    name: str = request.param
-    if name in SPOILERS:
-        SPOILERS[name](monkeypatch)
-    return name
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep of each test one row of parameters for each mutation."""
-    chosen: dict[tuple[str, str, str], pytest.Item] = {}
-    for item in items:
-        assert isinstance(item, pytest.Function)
-        file, test, name = item.path.stem, item.originalname, item.callspec.params["mutation"]
-        if name in (NONE, *EXPECTED.get(file, {}).get(test, ())) and test in EXPECTED.get(file, {}):
-            chosen.setdefault((file, test, name), item)
-    kept = list(chosen.values())
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
-
 
 # -- the ways of spoiling
 
@@ -138,7 +114,12 @@ def does_not_come_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pair, "reconnect", Pair.reset)
 
 
-SPOILERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+SPOILERS: dict[str, Patch] = {
     one.__name__: one
     for one in (wrong_status, doubled, reordered, lost, touched, wrong_state, event, does_not_come_back)
 }
+mutation = mutation_fixture(SPOILERS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    keep_one_row_a_mutation(EXPECTED, config, items)

@@ -1,4 +1,4 @@
-"""A plugin that spoils what the transport brought before the suites look at it; see test_suite_mutations.py.
+"""A plugin that spoils what the transport brought before the suites look at it; see test_mutations.py.
 
 It patches the front objects on the controller. Each test runs once for each way of spoiling that `EXPECTED` names for
 it, and once as it is; the first must fail and the last must pass.
@@ -12,8 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from spoiling import Patch, keep_one_row_a_mutation, mutation_fixture
 
 from pytest_rdma import Buffer, Completion, Endpoint, Opcode, SendWR, WCOpcode
+from pytest_rdma.endpoint import check_success
+from pytest_rdma.status import WCStatus
 
 RECEIVED = 128
 PATIENCE_S = 0.1
@@ -28,7 +31,7 @@ COMPLETES_AS = {
     Opcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
 }
 
-_BYTES = ("wrong_byte", "truncated", "lost", "spilled")
+_BYTES = ("wrong_byte", "truncated", "lost", "spilled", "wrong_status")
 _MESSAGE = (*_BYTES, "doubled")
 EXPECTED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_echo": {"test_echo_returns_every_byte": _BYTES},
@@ -44,18 +47,22 @@ EXPECTED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_rdma_write": {"test_write_places_every_byte": _BYTES},
     "test_rdma_read": {"test_read_fetches_every_byte": _BYTES},
     "test_atomics": {
-        "test_fetch_add": ("wrong_byte", "lost", "doubled"),
+        "test_fetch_add": ("wrong_byte", "lost", "doubled", "wrong_status"),
         "test_many_at_once_take_effect_one_after_the_other": ("reordered",),
     },
     "test_inline": {"test_inline_send": _MESSAGE},
-    "test_sges": {"test_send_is_gathered_and_scattered": ("wrong_byte", "truncated", "lost", "doubled")},
-    "test_zero_length": {"test_send_with_immediate_into_a_receive_without_memory": ("lost", "doubled", "wrong_imm")},
+    "test_sges": {
+        "test_send_is_gathered_and_scattered": ("wrong_byte", "truncated", "lost", "doubled", "wrong_status")
+    },
+    "test_zero_length": {
+        "test_send_with_immediate_into_a_receive_without_memory": ("lost", "doubled", "wrong_imm", "wrong_status")
+    },
     "test_ordering": {
-        "test_completions_come_in_the_order_posted": ("reordered", "doubled", "wrong_imm"),
+        "test_completions_come_in_the_order_posted": ("reordered", "doubled", "wrong_imm", "wrong_status"),
         "test_the_last_of_many_writes_to_one_place_stays": ("wrong_byte", "lost", "reordered"),
         "test_a_message_tells_that_the_writes_before_it_have_landed": ("truncated",),
     },
-    "test_large_messages": {"test_send": ("wrong_byte", "truncated", "lost")},
+    "test_large_messages": {"test_send": ("wrong_byte", "truncated", "lost", "wrong_status")},
     "test_completion_channel": {
         "test_a_burst_polled_in_small_batches_arrives_whole": (
             "wrong_byte",
@@ -63,48 +70,21 @@ EXPECTED: dict[str, dict[str, tuple[str, ...]]] = {
             "doubled",
             "reordered",
             "truncated",
+            "wrong_status",
         )
     },
     "test_memory_windows": {"test_send_with_invalidate": _MESSAGE},
     "test_srq": {
         "test_receives_are_taken_in_order_by_whoever_gets_a_message": _MESSAGE,
         "test_one_qp_may_take_all_receives": ("reordered",),
-        "test_writes_with_immediate_take_receives_too": ("wrong_imm",),
+        "test_writes_with_immediate_take_receives_too": ("wrong_imm", "wrong_status"),
     },
     "test_other_transports": {
         "test_uc_echo": _MESSAGE,
-        "test_uc_write_with_immediate": ("wrong_imm",),
-        "test_ud_echo": ("wrong_byte", "doubled"),
+        "test_uc_write_with_immediate": ("wrong_imm", "wrong_status"),
+        "test_ud_echo": ("wrong_byte", "doubled", "wrong_status"),
     },
 }
-NONE = "as_it_is"
-EVERY = (NONE, "wrong_byte", "truncated", "spilled", "lost", "doubled", "reordered", "wrong_imm")
-
-
-@pytest.fixture(autouse=True, params=EVERY)
-def mutation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How what was brought is spoiled in this run of the test."""
-    name: str = request.param
-    if name in SPOILERS:
-        SPOILERS[name](monkeypatch)
-    return name
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep of each test one row of parameters, with data in it, for each mutation."""
-    chosen: dict[tuple[str, str, str], pytest.Item] = {}
-    for item in items:
-        assert isinstance(item, pytest.Function)
-        file, test, name = item.path.stem, item.originalname, item.callspec.params["mutation"]
-        expected = EXPECTED.get(file, {}).get(test)
-        if expected is None or name not in (NONE, *expected):
-            continue
-        best = chosen.get((file, test, name))
-        if best is None or "64KiB" in item.name or "64KiB" not in best.name:
-            chosen[file, test, name] = item
-    kept = list(chosen.values())
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
 
 
 # -- the ways of spoiling
@@ -170,6 +150,23 @@ def wrong_imm(patch: pytest.MonkeyPatch) -> None:
         return [one if one.imm is None else replace(one, imm=one.imm ^ 1 << 31) for one in completions]
 
     spoil_completions(patch, flip)
+
+
+def wrong_status(patch: pytest.MonkeyPatch) -> None:
+    """Everything completes with an error, which `wait` raises as it does any."""
+
+    def spoil(end: Endpoint, completions: list[Completion]) -> list[Completion]:
+        return [replace(one, status=WCStatus.GENERAL_ERR) for one in completions]
+
+    spoil_completions(patch, spoil)
+    wait = Endpoint.wait
+
+    def checked(self: Endpoint, *wr_ids: int, **options: Any) -> list[Completion]:
+        completions = wait(self, *wr_ids, **options)
+        check_success(completions, repr(self))
+        return completions
+
+    patch.setattr(Endpoint, "wait", checked)
 
 
 def lost(patch: pytest.MonkeyPatch) -> None:
@@ -254,6 +251,11 @@ def reordered(patch: pytest.MonkeyPatch) -> None:
     released("wait_event", lambda nothing: nothing)
 
 
-SPOILERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    one.__name__: one for one in (wrong_byte, spilled, truncated, wrong_imm, lost, doubled, reordered)
+SPOILERS: dict[str, Patch] = {
+    one.__name__: one for one in (wrong_byte, spilled, truncated, wrong_imm, wrong_status, lost, doubled, reordered)
 }
+mutation = mutation_fixture(SPOILERS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    keep_one_row_a_mutation(EXPECTED, config, items)
