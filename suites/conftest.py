@@ -1,7 +1,8 @@
 """The parameters that the suites share, and how they are combined.
 
-A test that takes several of `size_bytes`, `direction`, `signaled` runs for a pairwise cover of them, and of what its
-marker `combined(name=(value, ...))` adds; with --rdma-full for the whole product.
+A test that takes several of `size_bytes`, `direction`, `signaled`, `active_end` runs for a pairwise cover of them, and
+of what its marker `combined(name=(value, ...))` adds; with --rdma-full for the whole product. Each test that takes
+`trial` takes `active_end`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ SHARED: dict[str, Sequence[str]] = {
     "size_bytes": tuple(SIZES),
     "direction": ("local-to-peer", "peer-to-local"),
     "signaled": ("signaled", "unsignaled"),
+    "active_end": ("local-to-peer", "peer-to-local"),
 }
 
 
@@ -68,6 +70,12 @@ def signaled(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def trial(rdma_pairs: Callable[..., Pair], rdma_expect: Expectation) -> TrialFactory:
+def active_end(request: pytest.FixtureRequest) -> str:
+    """The end of a pair whose request fails: `local` or `peer`."""
+    return str(request.param.partition("-")[0])
+
+
+@pytest.fixture
+def trial(rdma_pairs: Callable[..., Pair], rdma_expect: Expectation, active_end: str) -> TrialFactory:
     """Factory of trials: a pair that is going to fail, and a bystander that must not notice."""
-    return TrialFactory(rdma_pairs, rdma_expect)
+    return TrialFactory(rdma_pairs, rdma_expect, active_end)

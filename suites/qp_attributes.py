@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_rdma import Access
+from pytest_rdma import Access, Endpoint
 from pytest_rdma.model import ConnectionAttributes, ExchangeRecord
 
 
@@ -12,13 +12,13 @@ def init_attributes(port: int = 1, access: Access = Access.ALL) -> dict[str, Any
     return {"pkey_index": 0, "port_num": port, "qp_access_flags": int(access)}
 
 
-def rtr_attributes(peer: ExchangeRecord, attributes: ConnectionAttributes) -> dict[str, Any]:
-    """Towards the QP that `peer` describes, over the GID row of the same number here as there."""
+def rtr_attributes(own: Endpoint, peer: ExchangeRecord, attributes: ConnectionAttributes) -> dict[str, Any]:
+    """Towards the QP that `peer` describes, over the endpoint's own port and GID row."""
     return {
-        "ah_port": 1,
+        "ah_port": own.port,
         "dlid": peer.lid,
         "dgid": peer.gid,
-        "sgid_index": peer.gid_index,
+        "sgid_index": own.record.gid_index,
         "hop_limit": attributes.hop_limit,
         "path_mtu": attributes.mtu,
         "dest_qp_num": peer.qp_num,

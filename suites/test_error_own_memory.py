@@ -52,14 +52,8 @@ FAULTS = {
 }
 
 
-COVER = [(fault, operation) for fault in FAULTS for operation in ("send", "write", "read")]
-COVER += [("bad-lkey", operation) for operation in ("write-imm", *ATOMICS)]
-
-
-@pytest.mark.parametrize(("fault", "operation"), COVER)
-def test_own_memory_that_is_not_ours(
-    trial: TrialFactory, fault: str, operation: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.combined(fault=tuple(FAULTS), operation=tuple(ALL))
+def test_own_memory_that_is_not_ours(trial: TrialFactory, fault: str, operation: str) -> None:
     """Verify: LOC_PROT_ERR and a flush here; the peer never hears of it."""
     made = trial()
     good = made.source(length=8 if operation in ATOMICS else MESSAGE_BYTES)
@@ -67,7 +61,7 @@ def test_own_memory_that_is_not_ours(
     made.expect(f"own-memory.{fault}.{operation}", failed(WCStatus.LOC_PROT_ERR), NOTHING)
 
 
-@pytest.mark.parametrize("operation", INBOUND)
+@pytest.mark.combined(operation=tuple(INBOUND))
 def test_sink_without_local_write(trial: TrialFactory, operation: str) -> None:
     """A Read or atomic is answered, and its answer cannot be placed: LOC_PROT_ERR here, nothing at the peer."""
     made = trial()
@@ -106,11 +100,10 @@ RECEIVES = {
 }
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["local-to-peer", "peer-to-local"])
-@pytest.mark.parametrize("fault", RECEIVES)
-def test_receive_into_bad_memory(trial: TrialFactory, fault: str, reverse: bool) -> None:
+@pytest.mark.combined(fault=tuple(RECEIVES))
+def test_receive_into_bad_memory(trial: TrialFactory, fault: str) -> None:
     """Verify: LOC_PROT_ERR at the receive that took the message and a flush after it; REM_OP_ERR at the sender."""
-    made = trial(reverse=reverse)
+    made = trial()
     made.passive.recv(RecvWR((RECEIVES[fault](made),)), RecvWR((made.responder.buffer.sge(0, MESSAGE_BYTES),)))
     made.post_receives(made.active)
     made.active.send(made.message(), made.message())
@@ -121,12 +114,10 @@ def test_receive_into_bad_memory(trial: TrialFactory, fault: str, reverse: bool)
     )
 
 
-@pytest.mark.parametrize(
-    ("message_bytes", "reverse"), [(MESSAGE_BYTES + 1, False), (MESSAGE_BYTES + 1, True), (9000, False)]
-)
-def test_message_longer_than_the_receive(trial: TrialFactory, message_bytes: int, reverse: bool) -> None:
+@pytest.mark.combined(message_bytes=(MESSAGE_BYTES + 1, 9000))
+def test_message_longer_than_the_receive(trial: TrialFactory, message_bytes: int) -> None:
     """Verify: LOC_LEN_ERR at the receive, REM_INV_REQ_ERR at the sender, and nothing beyond the receive is written."""
-    made = trial(reverse=reverse)
+    made = trial()
     sink = made.responder.buffer
     made.passive.recv(RecvWR((sink.sge(0, MESSAGE_BYTES),)), RecvWR((sink.sge(0, MESSAGE_BYTES),)))
     made.post_receives(made.active)

@@ -25,7 +25,7 @@ REFUSED = failed(WCStatus.REM_ACCESS_ERR)
 VIOLATED = FAILED.with_(events=("QP_ACCESS_ERR",))
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.combined(operation=tuple(OPERATIONS))
 def test_mr_without_the_access(trial: TrialFactory, operation: str) -> None:
     """The peer's MR allows everything but this operation; its QP allows all."""
     opcode, needed = OPERATIONS[operation]
@@ -90,19 +90,15 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("operation", ["write", "read"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.combined(fault=tuple(FAULTS), operation=("write", "read"))
 def test_wrong_key_or_address(trial: TrialFactory, fault: str, operation: str) -> None:
-    """The local end writes, the peer reads. Verify: REM_ACCESS_ERR and a flush at the requester, the responder's QP in
-    ERR, and not a byte changed at either end.
-    """
-    made = trial(reverse=operation == "read")
+    """Verify: REM_ACCESS_ERR and a flush at the requester, the responder's QP in ERR, and not a byte changed."""
+    made = trial()
     made.break_with(FAULTS[fault](made, made.one_sided(OPERATIONS[operation][0])))
     made.expect(f"peer-memory.{fault}.{operation}", REFUSED, VIOLATED)
 
 
-@pytest.mark.parametrize("operation", ["compare-swap", "fetch-add"])
-@pytest.mark.parametrize("fault", ["bad", "of-another-pd"])
+@pytest.mark.combined(fault=("bad", "of-another-pd"), operation=("compare-swap", "fetch-add"))
 @pytest.mark.rdma_requires("atomics")
 @pytest.mark.rdma_caps(access=Access.ALL)
 def test_atomic_with_wrong_key(trial: TrialFactory, fault: str, operation: str) -> None:

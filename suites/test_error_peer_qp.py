@@ -22,7 +22,7 @@ REFUSED = failed(WCStatus.REM_INV_REQ_ERR)
 INVALID = FAILED.with_(events=("QP_REQ_ERR",))
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.combined(operation=tuple(OPERATIONS))
 def test_qp_without_the_access(trial: TrialFactory, operation: str) -> None:
     """The peer's QP allows everything but this operation; its MR allows all."""
     opcode, needed = OPERATIONS[operation]
@@ -31,7 +31,7 @@ def test_qp_without_the_access(trial: TrialFactory, operation: str) -> None:
     made.expect(f"peer-qp-without-access.{operation}", REFUSED, INVALID)
 
 
-@pytest.mark.parametrize("operation", ["read", "compare-swap", "fetch-add"])
+@pytest.mark.combined(operation=("read", "compare-swap", "fetch-add"))
 @pytest.mark.rdma_caps(access=Access.ALL)
 def test_no_responder_resources(trial: TrialFactory, operation: str) -> None:
     """The peer was connected with max_dest_rd_atomic 0 and is asked all the same."""
@@ -40,8 +40,7 @@ def test_no_responder_resources(trial: TrialFactory, operation: str) -> None:
     made.expect(f"no-responder-resources.{operation}", REFUSED, INVALID)
 
 
-@pytest.mark.parametrize("operation", ["compare-swap", "fetch-add"])
-@pytest.mark.parametrize("offset", [1, 4, 7])
+@pytest.mark.combined(operation=("compare-swap", "fetch-add"), offset=(1, 4, 7))
 @pytest.mark.rdma_requires("atomics")
 @pytest.mark.rdma_caps(access=Access.ALL)
 def test_misaligned_atomic(trial: TrialFactory, operation: str, offset: int) -> None:

@@ -33,7 +33,7 @@ DROP_RULES = """table inet pytest_rdma {
 # -- receives that come late or never
 
 
-@pytest.mark.parametrize("rnr_retry", range(7))
+@pytest.mark.combined(rnr_retry=tuple(range(7)))
 def test_no_receive_within_the_rnr_retries(trial: TrialFactory, rnr_retry: int) -> None:
     """No receive is ever posted: RNR_RETRY_EXC_ERR here, and the peer stays as it was, whatever the count below 7."""
     made = trial(active={"rnr_retry": rnr_retry}, passive={"min_rnr_timer": 1})
@@ -61,17 +61,15 @@ def test_wrong_destination_qp_number(trial: TrialFactory) -> None:
     made.expect("no-answer.wrong-qpn", UNANSWERED)
 
 
-@pytest.mark.parametrize(
-    ("ahead", "operation", "reverse"), [(1, "send", False), (1, "write", True), (100, "write", False)]
-)
-def test_psn_ahead(trial: TrialFactory, ahead: int, operation: str, reverse: bool) -> None:
+@pytest.mark.combined(ahead=(1, 100), operation=("send", "write"))
+def test_psn_ahead(trial: TrialFactory, ahead: int, operation: str) -> None:
     """The peer expects an earlier PSN: a sequence error, NAKed until the retries run out; nothing arrives."""
-    made = psn_trial(trial, LOW_PSN, LOW_PSN - ahead, reverse)
+    made = psn_trial(trial, LOW_PSN, LOW_PSN - ahead)
     made.break_with(made.message() if operation == "send" else made.one_sided(Opcode.RDMA_WRITE))
     made.expect(f"psn-ahead.{operation}", UNANSWERED)
 
 
-@pytest.mark.parametrize(("half", "operation"), [("low", "send"), ("high", "write")])
+@pytest.mark.combined(half=("low", "high"), operation=("send", "write"))
 def test_psn_behind_by_as_much_as_is_posted(trial: TrialFactory, half: str, operation: str) -> None:
     """The peer takes both requests for duplicates and acknowledges them: success here, and yet nothing arrives."""
     first = LOW_PSN if half == "low" else HIGH_PSN
@@ -80,7 +78,7 @@ def test_psn_behind_by_as_much_as_is_posted(trial: TrialFactory, half: str, oper
     made.expect(f"psn-behind.near.{half}", NOTHING.with_(sends=(SUCCESS, SUCCESS)))
 
 
-@pytest.mark.parametrize(("half", "operation"), [("low", "write"), ("high", "send")])
+@pytest.mark.combined(half=("low", "high"), operation=("send", "write"))
 def test_psn_far_behind(trial: TrialFactory, half: str, operation: str) -> None:
     """The peer acknowledges a PSN that was never sent, which is no answer."""
     first = LOW_PSN if half == "low" else HIGH_PSN
@@ -89,9 +87,9 @@ def test_psn_far_behind(trial: TrialFactory, half: str, operation: str) -> None:
     made.expect(f"psn-behind.far.{half}", UNANSWERED)
 
 
-def psn_trial(trial: TrialFactory, first: int, expected: int, reverse: bool = False) -> Trial:
+def psn_trial(trial: TrialFactory, first: int, expected: int) -> Trial:
     """The active end begins with the PSN `first`, and the peer expects another."""
-    made = trial(reverse=reverse, active={"psn": expected})
+    made = trial(active={"psn": expected})
     connect_by_hand(made, sq_psn=first)
     return made
 
@@ -101,7 +99,7 @@ def connect_by_hand(trial: Trial, *, sq_psn: int | None = None, **address: Any) 
     active = trial.requester
     attributes = dataclasses.replace(trial.pair.attributes, **PATIENT)
     active.reset()
-    active.modify(QPState.RTR, **{**rtr_attributes(trial.responder.record, attributes), **address})
+    active.modify(QPState.RTR, **{**rtr_attributes(active, trial.responder.record, attributes), **address})
     rts = rts_attributes(active.record, attributes)
     active.modify(QPState.RTS, **(rts if sq_psn is None else {**rts, "sq_psn": sq_psn}))
 
@@ -112,7 +110,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.combined(state=tuple(STATES))
 def test_peer_qp_in_another_state(trial: TrialFactory, state: str) -> None:
     """A QP in RESET or ERR drops what comes for it."""
     made = trial(active=QUICK)
@@ -130,15 +128,21 @@ def test_peer_qp_destroyed(trial: TrialFactory) -> None:
     made.expect("no-answer.peer-destroyed", UNANSWERED, EndOutcome(state=None))
 
 
-def test_peer_process_killed(trial: TrialFactory, rdma_peer: Host) -> None:
+def test_peer_process_killed(trial: TrialFactory, rdma_local: Host, rdma_peer: Host) -> None:
     """The kernel destroys what the process had; the agent of the other tests goes on."""
-    spawned = rdma_peer.spawn()
+    far = rdma_peer if trial.active_end == "local" else rdma_local
+    spawned = far.spawn()
+
+    def with_the_spawned(beside: Pair) -> Pair:
+        hosts = (beside.local.host, spawned) if far is rdma_peer else (spawned, beside.peer.host)
+        return Pair.create(*hosts, beside.rail)
+
     try:
-        made = trial(active=PATIENT, pair=lambda beside: Pair.create(beside.local.host, spawned, beside.rail))
+        made = trial(active=PATIENT, pair=with_the_spawned)
         made.post_receives()
         made.active.send(made.message())
         assert made.requester.wait(1)[0].status == SUCCESS
-        assert rdma_peer.call(kill_and_see_dead, spawned.info.pid, 10.0)
+        assert far.call(kill_and_see_dead, spawned.info.pid, 10.0)
         made.responder.mark_closed()
         made.active.completions.clear()
         made.active.send(made.message(), made.message())
@@ -163,27 +167,28 @@ def roce_dropped_on(host: Host) -> Iterator[None]:
         host.run(["nft", "delete", "table", "inet", "pytest_rdma"])
 
 
-def test_udp_port_4791_dropped(trial: TrialFactory, rdma_local: Host, rdma_peer: Host) -> None:
-    need_a_network(rdma_local, rdma_peer, "nft")
+def test_udp_port_4791_dropped(trial: TrialFactory) -> None:
     made = trial(active=QUICK)
+    need_a_network(made.requester.host, made.responder.host, "nft")
     made.post_receives()
-    with roce_dropped_on(rdma_peer):
+    with roce_dropped_on(made.responder.host):
         made.active.send(made.message(), made.message())
         made.active.observe(UNANSWERED)
     made.expect("no-answer.udp-4791-dropped", UNANSWERED)
 
 
-def need_a_network(local: Host, peer: Host, program: str) -> None:
-    if local.info.hostname == peer.info.hostname:
+def need_a_network(other: Host, changed: Host, program: str) -> None:
+    """Skip unless the ends are on two hosts, and `program` may change the network of the second."""
+    if other.info.hostname == changed.info.hostname:
         pytest.skip("both ends are on one host: what is looped back does not pass the network")
-    if peer.info.uid != 0:
-        pytest.skip(f"the agent on {peer.name} is not root (uid {peer.info.uid}): {program} needs root there")
+    if changed.info.uid != 0:
+        pytest.skip(f"the agent on {changed.name} is not root (uid {changed.info.uid}): {program} needs root there")
 
 
 def test_gid_of_another_family(trial: TrialFactory) -> None:
-    """The peer tells a GID that the local row cannot reach: RTR is refused, and both GIDs are named."""
+    """The passive end tells a GID that the active end's row cannot reach: RTR is refused, and both GIDs are named."""
     made = trial(connect=False)
-    own, other = made.pair.rail.local.gid, other_row(made.pair.rail.peer)
+    own, other = made.here.gid, other_row(made.there)
     assert own is not None
     with pytest.raises(VerbsError, match=re.escape(str(other.address))) as refused:
         made.connect(passive={"gid": other.gid})
@@ -195,7 +200,7 @@ def test_gid_of_another_family(trial: TrialFactory) -> None:
 def test_packets_from_another_row(trial: TrialFactory) -> None:
     """The active end sends over another row than the peer was told of: the peer's QP takes nothing from there."""
     made = trial(connect=False)
-    here, there = (other_row(end) for end in (made.pair.rail.local, made.pair.rail.peer))
+    here, there = other_row(made.here), other_row(made.there)
     made.connect()
     connect_by_hand(made, dgid=there.gid, sgid_index=here.index)
     made.break_with(made.message())
@@ -217,15 +222,15 @@ def other_row(end: RailEnd) -> GidRow:
     return rows[0]
 
 
-def test_mtu_larger_than_the_path(trial: TrialFactory, rdma_local: Host, rdma_peer: Host) -> None:
-    """The netdev carries less than the path MTU that both ends agreed on."""
-    need_a_network(rdma_peer, rdma_local, "ip")
+def test_mtu_larger_than_the_path(trial: TrialFactory) -> None:
+    """The active end's netdev carries less than the path MTU that both ends agreed on."""
     made = trial(active=QUICK)
-    row, mtu = made.pair.rail.local.gid, made.pair.attributes.mtu
+    need_a_network(made.responder.host, made.requester.host, "ip")
+    row, mtu = made.here.gid, made.pair.attributes.mtu
     assert row is not None
     assert row.netdev is not None
     made.post_receives()
-    with netdev_mtu(rdma_local, row.netdev, mtu // 2):
+    with netdev_mtu(made.requester.host, row.netdev, mtu // 2):
         made.active.send(made.message(made.source(length=mtu)), made.message())
         made.active.observe(UNANSWERED)
     made.expect("mtu-larger-than-path", UNANSWERED)

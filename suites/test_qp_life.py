@@ -30,7 +30,7 @@ def put_into(endpoint: Endpoint, state: QPState, pair: Pair) -> None:
         endpoint.modify(QPState.RESET)
         other = pair.peer if endpoint is pair.local else pair.local
         endpoint.modify(QPState.INIT, **init_attributes(endpoint.port))
-        endpoint.modify(QPState.RTR, **rtr_attributes(other.record, pair.attributes))
+        endpoint.modify(QPState.RTR, **rtr_attributes(endpoint, other.record, pair.attributes))
     assert endpoint.state == state
 
 
@@ -54,7 +54,7 @@ def test_checked_receive_in_reset_is_refused_by_us(rdma_pairs: Callable[..., Pai
         pair.local.post_recv()
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.combined(state=tuple(STATES))
 def test_raw_send_before_rts(trial: TrialFactory, state: str) -> None:
     """The driver refuses it; a request that was refused must not run after the QP is connected."""
     made = trial(connect=False)

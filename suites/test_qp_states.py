@@ -61,7 +61,7 @@ class Walker:
         attributes = ConnectionAttributes(mtu)
         self.attributes: dict[QPState, dict[str, Any]] = {
             INIT: init_attributes(endpoint.port),
-            RTR: rtr_attributes(endpoint.record, attributes),
+            RTR: rtr_attributes(endpoint, endpoint.record, attributes),
             RTS: rts_attributes(endpoint.record, attributes),
         }
 

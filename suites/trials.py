@@ -47,14 +47,19 @@ def failed(status: WCStatus, *, flushed: int = 1, **changes: Any) -> EndOutcome:
 
 
 class Trial:
-    """One pair that is going to fail in the active end's request, and one that must not notice."""
+    """One pair that is going to fail in the active end's request, and one that must not notice.
+
+    `requester` is the active end and `responder` the other, `here` and `there` are their ends of the rail.
+    """
 
     def __init__(
-        self, pair: Pair, bystander: Pair, expect: Expectation, make: Callable[..., Pair], reverse: bool
+        self, pair: Pair, bystander: Pair, expect: Expectation, make: Callable[..., Pair], active_end: str
     ) -> None:
         self.pair, self.bystander = pair, bystander
         self._expect, self._make = expect, make
-        self.requester, self.responder = reversed(pair.ends) if reverse else pair.ends
+        forward = active_end == "local"
+        self.requester, self.responder = pair.ends if forward else reversed(pair.ends)
+        self.here, self.there = (pair.rail.local, pair.rail.peer) if forward else (pair.rail.peer, pair.rail.local)
         self.active, self.passive = Probe(self.requester), Probe(self.responder)
         for end in pair.ends:
             end.buffer.memset(UNTOUCHED)
@@ -150,8 +155,8 @@ def echo(pair: Pair) -> None:
 class TrialFactory:
     """Makes trials: capabilities by name, and how the pair that will fail is connected."""
 
-    def __init__(self, make: Callable[..., Pair], expect: Expectation) -> None:
-        self._make, self._expect = make, expect
+    def __init__(self, make: Callable[..., Pair], expect: Expectation, active_end: str) -> None:
+        self._make, self._expect, self.active_end = make, expect, active_end
 
     def __call__(
         self,
@@ -159,18 +164,21 @@ class TrialFactory:
         active: dict[str, Any] | None = None,
         passive: dict[str, Any] | None = None,
         connect: bool = True,
-        reverse: bool = False,
         pair: Callable[[Pair], Pair] | None = None,
         **caps: Any,
     ) -> Trial:
         """`active` and `passive` forge how that end is set and what it tells the other, as `Pair.connect` takes it.
 
-        The active end is the local one, and the peer when `reverse`. `pair` makes the pair that will fail, unconnected,
-        for want of which the fixture does; it is given the bystander.
+        `pair` makes the pair that will fail, unconnected, for want of which the fixture does; it is given the
+        bystander.
         """
         bystander = self._make()
         made = Trial(
-            pair(bystander) if pair else self._make(connect=False, **caps), bystander, self._expect, self._make, reverse
+            pair(bystander) if pair else self._make(connect=False, **caps),
+            bystander,
+            self._expect,
+            self._make,
+            self.active_end,
         )
         if connect:
             made.connect(active, passive)
