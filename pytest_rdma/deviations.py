@@ -271,6 +271,26 @@ TABLE: tuple[Deviation, ...] = (
         "later PSN for an acknowledgement (rxe_resp.c, rxe_comp.c)",
     ),
     Deviation(
+        "window.beyond-its-end",
+        "active",
+        {"sends": (WCStatus.SUCCESS,), "state": QPState.RTS},
+        "a key of a memory window opens the whole buffer that it is bound to (rxe_resp.c, check_rkey)",
+        kernel=RXE_6_12,
+    ),
+    Deviation(
+        "window.beyond-its-end",
+        "passive",
+        {"state": QPState.RTS, "events": ()},
+        "a key of a memory window opens the whole buffer that it is bound to (rxe_resp.c, check_rkey)",
+        kernel=RXE_6_12,
+    ),
+    Deviation(
+        "send-with-invalidate",
+        "passive",
+        {"invalidated": ()},
+        "a receive tells of an invalidation by the kernel's flag (1 << 2), not by verbs' (1 << 3) (rxe_resp.c)",
+    ),
+    Deviation(
         "mtu-larger-than-path",
         "active",
         {"sends": (FLUSH, FLUSH)},
@@ -289,6 +309,7 @@ TABLE: tuple[Deviation, ...] = (
             "peer-memory.*",
             "peer-qp-without-access.*",
             "no-responder-resources.*",
+            "window.refused",
         )
     ),
 )

@@ -24,7 +24,8 @@ class EndOutcome:
     `sends` and `recvs` are the statuses of its requests from the first one on, in the order posted; requests beyond
     them do not complete. `state` is the QP's afterwards, None when the QP is no more. `events` are the asynchronous
     events of its QP and CQ by their names without prefix. `post_errno` is that of the first post that was refused,
-    `refused` the statuses of requests that completed although their post was refused.
+    `refused` the statuses of requests that completed although their post was refused. `invalidated` are the keys that
+    its receives say were invalidated.
     """
 
     sends: tuple[WCStatus, ...] = ()
@@ -33,6 +34,7 @@ class EndOutcome:
     events: tuple[str, ...] = ()
     post_errno: int = 0
     refused: tuple[WCStatus, ...] = ()
+    invalidated: tuple[int, ...] = ()
 
     def with_(self, **changes: Any) -> EndOutcome:
         return replace(self, **changes)
@@ -58,6 +60,8 @@ class EndOutcome:
         parts.append(f"QP {self.state.name}" if self.state is not None else "QP gone")
         if self.events:
             parts.append(f"events {', '.join(self.events)}")
+        if self.invalidated:
+            parts.append(f"invalidated keys {', '.join(map(hex, self.invalidated))}")
         return "; ".join(parts)
 
 
@@ -92,6 +96,15 @@ class Probe:
             self.post_errno = self.post_errno or error.errno
             self.refused.update(one.wr_id for one in requests[error.bad_index :])
 
+    def note(self, send: Sequence[Completion] = (), recv: Sequence[Completion] = ()) -> None:
+        """Take completions of checked posts, which the test has polled itself, for those of the next requests."""
+        for one in send:
+            self.sends += 1
+            self.completions.append(replace(one, wr_id=self.sends))
+        for one in recv:
+            self.completions.append(replace(one, wr_id=FIRST_RECV + self.recvs))
+            self.recvs += 1
+
     def observe(self, expected: EndOutcome, timeout_s: float = WAIT_S) -> EndOutcome:
         """Return what came, once as much came as is expected or the time is up.
 
@@ -109,6 +122,7 @@ class Probe:
             events,
             self.post_errno,
             self._statuses([one for one in self.completions if one.wr_id in self.refused]),
+            tuple(one.invalidated_rkey for one in taken if one.invalidated_rkey is not None),
         )
 
     def _reap(self, count: int, timeout_s: float) -> None:

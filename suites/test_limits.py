@@ -20,7 +20,7 @@ MEMLOCK_BYTES = 64 << 10
 
 
 @pytest.mark.rdma_caps(send_depth=16)
-def test_send_queue_takes_all_that_was_granted(rdma_pairs: Callable[..., Pair]) -> None:
+def test_send_queue_takes_all_that_was_granted(rdma_pair: Pair, rdma_pairs: Callable[..., Pair]) -> None:
     """Stalled by a peer without receives: the granted depth fits, and what does not is ENOMEM with its bad_wr."""
     pair = rdma_pairs(overrides={"local": {"rnr_retry": 7}})
     local = pair.local
@@ -30,12 +30,13 @@ def test_send_queue_takes_all_that_was_granted(rdma_pairs: Callable[..., Pair]) 
     full = refused_at(local, [replace(request, wr_id=number) for number in range(FAR_BEYOND * granted)])
     assert f"send wr_id {full.bad_index:#x}" in str(full)
     assert "the queue is full: poll completions" in str(full)
+    echo(rdma_pair)
     pair.close()  # a QP of rxe whose queue was full mostly sends nothing after RESET
     echo(rdma_pairs())
 
 
 @pytest.mark.rdma_caps(recv_depth=16)
-def test_receive_queue_takes_all_that_was_granted(rdma_pairs: Callable[..., Pair]) -> None:
+def test_c15_receive_queue_takes_all_that_was_granted(rdma_pair: Pair, rdma_pairs: Callable[..., Pair]) -> None:
     pair = rdma_pairs()
     peer = pair.peer
     granted = peer.caps.recv_depth
@@ -43,6 +44,7 @@ def test_receive_queue_takes_all_that_was_granted(rdma_pairs: Callable[..., Pair
     peer.post_raw([replace(request, wr_id=number) for number in range(granted)])
     full = refused_at(peer, [replace(request, wr_id=number) for number in range(FAR_BEYOND * granted)])
     assert f"receive wr_id {full.bad_index:#x}" in str(full)
+    echo(rdma_pair)
     pair.reconnect()
     echo(pair)
 
@@ -58,11 +60,13 @@ def test_cq_overrun(trial: TrialFactory, rdma_pairs: Callable[..., Pair]) -> Non
     """More completions than the CQ holds: an asynchronous event tells, and nothing else does."""
 
     def with_a_small_cq(beside: Pair) -> Pair:
-        local, end = beside.local, beside.rail.local
-        cq = local.host.cq(local.device, depth=2)
-        place = local.device, local.port, end.gid.index if end.gid else None
-        small = local.host.endpoint(*place, local.caps.with_(send_depth=16), cq=cq)
-        return Pair(small, rdma_pairs(connect=False).peer, beside.rail, beside.attributes)
+        forward = trial.active_end == "local"
+        active, end = (beside.local, beside.rail.local) if forward else (beside.peer, beside.rail.peer)
+        cq = active.host.cq(active.device, depth=2)
+        place = active.device, active.port, end.gid.index if end.gid else None
+        small, other = active.host.endpoint(*place, active.caps.with_(send_depth=16), cq=cq), rdma_pairs(connect=False)
+        ends = (small, other.peer) if forward else (other.local, small)
+        return Pair(*ends, beside.rail, beside.attributes)
 
     made = trial(pair=with_a_small_cq)
     cq = made.requester.cq
@@ -104,9 +108,10 @@ def test_inline_beyond_the_device_is_named(rdma_pair: Pair) -> None:
     made = host.endpoint(*place, caps.with_(inline_bytes=most))
     assert made.caps.inline_bytes >= most
     made.close()
+    echo(rdma_pair)
 
 
-def test_memlock_limit_of_an_unprivileged_user_is_shown(rdma_peer: Host, rdma_pair: Pair) -> None:
+def test_c15_memlock_limit_of_an_unprivileged_user_is_shown(rdma_peer: Host, rdma_pair: Pair) -> None:
     """The limit of the process that registers, on the host where it runs; root is not bound by it."""
     spawned = rdma_peer.spawn()
     try:

@@ -82,7 +82,7 @@ def test_d4_qp_without_remote_write_refuses_the_request(rdma_pairs: Pairs) -> No
 def test_d5_rtr_without_an_address_vector_is_refused_and_the_state_stays(rdma_qp: Callable[..., Endpoint]) -> None:
     endpoint = rdma_qp()
     required = {"dest_qp_num": 17, "rq_psn": 1, "max_dest_rd_atomic": 1, "min_rnr_timer": 12}
-    with pytest.raises(VerbsError, match="from INIT to RTR") as error:
+    with pytest.raises(VerbsError, match=r"from INIT to RTR .*needs AV, path_mtu, .*; missing: AV$") as error:
         endpoint.modify(QPState.RTR, path_mtu=endpoint.record.active_mtu, **required)
     assert error.value.errno
     assert endpoint.state == QPState.INIT
