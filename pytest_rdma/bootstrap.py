@@ -57,6 +57,7 @@ STAYS = (
     "ssh_config",
     "ssh_connection",
     "streams",
+    "watchdog",
 )
 """The modules of the package that only a controller needs."""
 

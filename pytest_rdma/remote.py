@@ -12,12 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from pytest_rdma import bootstrap, endpoint, programs, wire
+from pytest_rdma import bootstrap, endpoint, programs, watchdog, wire
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, from_plain
 from pytest_rdma.host import DEFAULT_TIMEOUT_S, Call, Host
 from pytest_rdma.model import HostInfo
 from pytest_rdma.streams import ProcessStream, Stream
+from pytest_rdma.watchdog import Seen
 
 if TYPE_CHECKING:
     from pytest_rdma.ssh import SshTarget
@@ -57,9 +58,11 @@ class ExecTarget:
 
 
 class Route(Protocol):
-    """A way to a host that can carry several streams."""
+    """A way to a host that can carry several streams: `open` one to a Python, or `shell` one to a script."""
 
     def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream: ...
+
+    def shell(self, script: bytes, deadline: Deadline) -> Stream: ...
 
     def close(self) -> None: ...
 
@@ -71,9 +74,10 @@ class ExecRoute:
         self._target = target
 
     def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
-        script = bootstrap.shell_script(marker, python)
-        stream = ProcessStream(self._target.argv(), self._target.command)
-        return start_shell(stream, script, deadline)
+        return self.shell(bootstrap.shell_script(marker, python), deadline)
+
+    def shell(self, script: bytes, deadline: Deadline) -> Stream:
+        return start_shell(ProcessStream(self._target.argv(), self._target.command), script, deadline)
 
     def close(self) -> None:
         pass
@@ -85,6 +89,9 @@ class ChildRoute:
     def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
         python = python or sys.executable
         return ProcessStream(bootstrap.python_argv(marker, python), python)
+
+    def shell(self, script: bytes, deadline: Deadline) -> Stream:
+        return start_shell(ProcessStream(["/bin/sh"], "/bin/sh"), script, deadline)
 
     def close(self) -> None:
         pass
@@ -99,7 +106,9 @@ class SshRoute:
         self._connections: list[SshConnection] = []
 
     def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
-        script = bootstrap.shell_script(marker, python)
+        return self.shell(bootstrap.shell_script(marker, python), deadline)
+
+    def shell(self, script: bytes, deadline: Deadline) -> Stream:
         with self._lock:
             stream = self._open_channel(deadline)
         return start_shell(stream, script, deadline)
@@ -110,8 +119,8 @@ class SshRoute:
 
         for connection in self._connections:
             if connection.usable:
-                with contextlib.suppress(HostUnreachableError):
-                    return connection.open(SHELL_COMMAND, deadline)
+                with contextlib.suppress(HostUnreachableError):  # half the time: it may be dead and not know it
+                    return connection.open(SHELL_COMMAND, Deadline(deadline.remaining_s / 2))
         self._connections.append(connect(self._target, deadline))
         return self._connections[-1].open(SHELL_COMMAND, deadline)
 
@@ -183,6 +192,9 @@ class Link:
         self._lock = threading.Lock()
         self._frames = wire.FrameReader(host.name)
         self._closing = False
+        self._watch: threading.Thread | None = None
+        self._said = ""
+        self.seen: Seen | None = None
         self._rest = rest
         self._reader = threading.Thread(target=self._read, name=f"frames of {host.name}", daemon=True)
         self._reader.start()
@@ -213,7 +225,7 @@ class Link:
             before = [other for other in self._pending.values() if other.submitted_ns < call.deadline.at_ns]
         if all(self._overdue(other) for other in before):
             limit = call.deadline.timeout_s
-            self.lose(f"{call.name} outlived its deadline of {limit:g} s by {self._grace_s:g} s{self._doing()}")
+            self.give_up(f"{call.name} outlived its deadline of {limit:g} s by {self._grace_s:g} s{self._doing()}")
 
     def _overdue(self, call: RemoteCall) -> bool:
         return time.monotonic_ns() > call.deadline.at_ns + self._grace_s * 1e9
@@ -225,8 +237,30 @@ class Link:
         doing = [f"{names[number]} for {seconds:.1f} s" for number, seconds in self._running.items() if number in names]
         return f"; at its last beat the agent was in {', '.join(doing)}" if doing else ""
 
+    def give_up(self, cause: str) -> None:
+        """Have the agent looked at and ended over a second channel, and declare it lost with what was seen."""
+        with self._lock:
+            if self._watch is not None or self.lost is not None:
+                return
+            self._watch = threading.Thread(target=self._look, args=(cause,), name="rdma watchdog", daemon=True)
+        self._watch.start()
+
+    def _look(self, cause: str) -> None:
+        self._said = self.stream.stderr.last_lines()  # before the agent's stack comes there
+        try:
+            self.seen = self._host.look()
+            cause = f"{cause}; {self.seen.headline}"
+        finally:
+            self.lose(cause)
+
     def lose(self, cause: str) -> None:
-        """Note why there is no agent any more, and let all that wait for it know; the first cause stays."""
+        """Note why there is no agent any more, and let all that wait for it know; the first cause stays.
+
+        While the watchdog looks, it is left to that: what else there is to see now is of its doing.
+        """
+        watch = self._watch
+        if watch is not None and watch.is_alive() and watch is not threading.current_thread():
+            return
         with self._lock:
             if self.lost is None:
                 test = f" in {self._host.current_test}" if self._host.current_test else ""
@@ -241,20 +275,24 @@ class Link:
         self._closing = True
         if self.lost is not None:
             grace_s = min(grace_s, 1.0)
-        self.stream.close(grace_s)
+        if not self.stream.close(grace_s) and self.seen is None:
+            self.seen = self._host.look()
+        if self._watch is not None:
+            self._watch.join(watchdog.LOOK_S * self._host.timeout_scale)
         if self._reader is not threading.current_thread():
             self._reader.join(READ_SLICE_S * 4)
         self.lose("it was closed")
         self.stream.release()
 
     def _loss(self, call: RemoteCall) -> HostLostError:
-        words = self.stream.stderr.last_lines()
+        words = self._said or self.stream.stderr.last_lines()
         test = f" in {call.test}" if call.test else ""
         said = f"; the last on its stderr: {words}" if words else ""
         return HostLostError(
             f"{self._host.name} was lost during {call.name}{test}: {self.lost}{said}",
             cause=self.lost,
             stderr=self.stream.stderr.text(),
+            seen=self.seen.text if self.seen else "",
         )
 
     def _write(self, frame: bytes, deadline: Deadline) -> None:
@@ -276,13 +314,23 @@ class Link:
             while silent_s < SILENCE_LIMIT_S * self._host.timeout_scale:
                 data = self.stream.read(READ_SLICE_S)
                 if data == b"":
-                    self.lose("it was closed" if self._closing else f"the agent ended: {self.stream.exit_text(1.0)}")
+                    self._end_of_stream()
                     return
                 silent_s = 0.0 if data else silent_s + READ_SLICE_S
                 self._take(data or b"")
-            self.lose(f"nothing was heard of the agent for {silent_s:g} s{self._doing()}")
+            self.give_up(f"nothing was heard of the agent for {silent_s:g} s{self._doing()}")
         except Exception as error:  # whatever it is, nobody reads any more
             self.lose(f"its stream cannot be read: {error}")
+
+    def _end_of_stream(self) -> None:
+        if self._closing:
+            self.lose("it was closed")
+            return
+        ended = self.stream.exit_text(1.0)
+        if self.stream.cut:
+            self.give_up(f"the connection was cut ({ended})")
+        else:
+            self.lose(f"the agent ended: {ended}")
 
     def _take(self, data: bytes) -> None:
         for frame in self._frames.feed(data):
@@ -327,6 +375,7 @@ class RemoteHost(Host):
         self._route: Route = parent._route if isinstance(parent, RemoteHost) else _route_to(target)
         self._link: Link | None = None
         self._gone: str | None = None
+        self._stands: Seen | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -359,6 +408,7 @@ class RemoteHost(Host):
             stream.release()
             raise
         self.info: HostInfo = starting.info
+        self._marker, self._opened_at = marker[0], time.monotonic()
         self._link = Link(self, stream, starting.rest)
 
     def invoke(self, name: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
@@ -383,11 +433,25 @@ class RemoteHost(Host):
         self._end(0.0)
         self.generation += 1
         try:
+            self._check_nothing_stands()
             self.open()
         except HostUnreachableError as error:
             error.args = (f"{self._gone}; it does not come back: {error}",)
             raise
         self._gone = None
+
+    def _check_nothing_stands(self) -> None:
+        """Refuse a host where an agent is left that nothing ends, for it still holds the device."""
+        if self._stands is not None:
+            seen = self._stands = self.look()
+            if seen.stands:
+                raise HostUnreachableError(f"agent {seen.pid} still holds its device, {seen.left_in}")
+            self._stands = None
+
+    def look(self) -> Seen:
+        """See over a second channel what the agent does, and end it."""
+        suspect = watchdog.Suspect(self.info.pid, self._marker, self.name, time.monotonic() - self._opened_at)
+        return watchdog.look(self._route.shell, suspect, self.timeout_scale)
 
     def spawn(self) -> RemoteHost:
         """Return a second agent on the same host; over SSH it shares the connection."""
@@ -420,6 +484,8 @@ class RemoteHost(Host):
         link, self._link = self._link, None
         if link is not None:
             link.close(grace_s)
+            if link.seen is not None and link.seen.stands:
+                self._stands = link.seen
 
 
 def _route_to(target: Target | None) -> Route:

@@ -94,6 +94,9 @@ def sections(session: RdmaSession, error: BaseException) -> list[tuple[str, str]
         return []
     found = [("rdma", "\n".join(header(session, verbose=False)))]
     found += [(f"stderr of the agent on {name}", text) for name, text in session.new_stderr().items()]
+    seen = getattr(error, "seen", "")
+    if seen:
+        found.append(("what was seen of the agent", seen))
     there = getattr(error, "remote_traceback", None)
     if there:
         found.append((f"traceback on {getattr(error, 'host', None) or 'the host'}", there))

@@ -328,10 +328,17 @@ class SshStream(Stream):
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.shutdown_write()
 
-    def close(self, grace_s: float) -> None:
+    def close(self, grace_s: float) -> bool:
         self.end_input()
         self._channel.status_event.wait(grace_s)
+        ended = not self.cut
         self._channel.close()
+        return ended
+
+    @property
+    def cut(self) -> bool:
+        channel = self._channel
+        return channel.exit_status < 0 and not (channel.status_event.is_set() and channel.get_transport().is_active())
 
     def release(self) -> None:
         self._drain.join(DRAIN_S)

@@ -17,6 +17,8 @@ from pytest_rdma.errors import HostLostError, HostUnreachableError
 CHUNK_BYTES = 65536
 TAIL_BYTES = 65536
 DRAIN_S = 1.0
+SSH_FAILED = 255
+"""What ssh, and the like, end with when they lost the far side; also when a signal ended the process there."""
 
 
 def one_line(text: str, count: int | None = None) -> str:
@@ -71,12 +73,20 @@ class Stream(ABC):
         """Close the process's standard input, which asks an agent to end."""
 
     @abstractmethod
-    def close(self, grace_s: float) -> None:
-        """Close the input, wait `grace_s` for the process to end, then cut it off; idempotent."""
+    def close(self, grace_s: float) -> bool:
+        """Close the input, wait `grace_s` for the process to end, then cut it off; idempotent.
+
+        True when the process there is known to have ended.
+        """
 
     @abstractmethod
     def release(self) -> None:
         """Give back what the reader needed; only after `close`, when nothing reads any more."""
+
+    @property
+    @abstractmethod
+    def cut(self) -> bool:
+        """Whether the stream ended without word of the process at its other end, which may be there still."""
 
     @abstractmethod
     def exit_text(self, timeout_s: float) -> str:
@@ -138,7 +148,7 @@ class ProcessStream(Stream):
         with self._write_lock, contextlib.suppress(OSError):
             self._stdin.close()
 
-    def close(self, grace_s: float) -> None:
+    def close(self, grace_s: float) -> bool:
         self.end_input()
         try:
             self._process.wait(grace_s)
@@ -146,6 +156,12 @@ class ProcessStream(Stream):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(10.0)
+            return False
+        return not self.cut
+
+    @property
+    def cut(self) -> bool:
+        return self._process.returncode in (None, SSH_FAILED)
 
     def release(self) -> None:
         self._drain.join(DRAIN_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +82,19 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     local = LocalHost()
     yield local
     local.close()
+
+
+@pytest.fixture
+def other_sshd(tmp_path: Path, sshd: Sshd) -> Iterator[Callable[..., Sshd]]:
+    """Return a function that starts another server, which knows the user's key of the first."""
+    started = []
+
+    def start(lines: str = "", **options: Any) -> Sshd:
+        environment = next(line for line in sshd.lines.splitlines() if line.startswith("SetEnv"))
+        server = Sshd(tmp_path / f"sshd{len(started)}", lines=f"{environment}\n{lines}", **options)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import remote_functions
 from sshd import Sshd
 from streams_tools import gone, script, stub_pyverbs
 
-from pytest_rdma import remote, ssh_connection
+from pytest_rdma import remote, ssh_connection, watchdog
 from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, StaleHandleError, StoppedError
 from pytest_rdma.host import LocalHost
 from pytest_rdma.remote import ExecTarget, RemoteHost
@@ -163,6 +164,51 @@ def test_an_agent_that_is_stuck_in_c_ends_too_when_nobody_listens(
     assert gone(stuck)
 
 
+def session_of(pid: int) -> int:
+    """Return the parent of an agent: sshd's process for this login."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_session_of_sshd_that_is_stopped_is_named_and_its_agent_ended(
+    open_host: Open, other_sshd: Callable[..., Sshd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 1.5)
+    monkeypatch.setattr(watchdog, "REACH_S", 4.0)
+    host = open_host(other_sshd().target())
+    agent, session = host.info.pid, session_of(host.info.pid)
+    os.kill(session, signal.SIGSTOP)
+    try:
+        with (
+            within(15),
+            pytest.raises(HostLostError, match=rf"sshd\S* {session}, which carries it, was stopped") as lost,
+        ):
+            host.run(["true"])
+        assert f"agent {agent} on host2 was alive" in str(lost.value)
+        assert gone(agent)
+        host.ensure()
+        assert host.run(["true"]).returncode == 0
+    finally:
+        os.kill(session, signal.SIGKILL)
+
+
+def test_a_session_of_sshd_that_was_killed_is_told_apart_from_a_dead_host(
+    open_host: Open, other_sshd: Callable[..., Sshd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = other_sshd()
+    host = open_host(server.target())
+    agent = host.info.pid
+    os.kill(session_of(agent), signal.SIGKILL)
+    cut = rf"the connection was cut.*agent {agent} (on host2 was alive|is gone)"
+    with within(10), pytest.raises(HostLostError, match=cut):
+        host.run(["true"])
+    assert gone(agent)
+    host.ensure()
+    server.close()
+    os.kill(session_of(host.info.pid), signal.SIGKILL)
+    with within(10), pytest.raises(HostLostError, match=r"second channel to host2 does not open: .*connection refused"):
+        host.run(["true"])
+
+
 def test_an_op_that_outlives_its_deadline_loses_the_host(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "OVERDUE_GRACE_S", 0.3)
     host = open_host()
@@ -181,15 +227,27 @@ def test_calls_that_come_later_do_not_keep_a_hung_one_alive(open_host: Open, mon
         hung.result()
 
 
-def test_an_agent_that_is_stopped_is_found_out_by_its_silence(open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["process", "openssh", "paramiko"])
+def test_an_agent_that_is_stopped_is_found_out_by_its_silence(
+    open_host: Open, sshd: Sshd, pythonpath: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 1.5)
-    host = open_host()
-    os.kill(host.info.pid, signal.SIGSTOP)
-    try:
-        with within(5), pytest.raises(HostLostError, match="nothing was heard of the agent for"):
-            host.run(["true"])
-    finally:
-        os.kill(host.info.pid, signal.SIGCONT)
+    target = {
+        "process": ExecTarget(f"env PYTHONPATH={pythonpath}"),
+        "openssh": ExecTarget(sshd.ssh_command()),
+        "paramiko": sshd.target(),
+    }[way]
+    host = open_host(target)
+    stopped = host.info.pid
+    os.kill(stopped, signal.SIGSTOP)
+    with within(6), pytest.raises(HostLostError, match="nothing was heard of the agent for") as lost:
+        host.run(["true"])
+    seen = rf"; agent {stopped} on host2 was stopped \(state T\); SIG(TERM|KILL) ended it"  # it has 3 s to clean up
+    assert re.search(seen, str(lost.value)), str(lost.value)
+    assert gone(stopped)
+    assert "Current thread" in host.stderr_tail()  # the stack that it was asked for
+    host.ensure()
+    assert host.run(["true"]).returncode == 0
 
 
 def test_a_controller_that_was_stopped_itself_does_not_blame_the_agent(sshd: Sshd) -> None:
@@ -326,7 +384,7 @@ def test_a_connection_that_takes_nothing_is_given_up(
     monkeypatch.setattr(remote, "CONNECT_TIMEOUT_S", 6.0)
     monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 2.0)
     host = open_host(sshd.target())
-    session = int(Path(f"/proc/{host.info.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    session = session_of(host.info.pid)
     os.kill(session, signal.SIGSTOP)
     try:
         with within(20):

@@ -25,22 +25,6 @@ from pytest_rdma.ssh import SshTarget, resolve
 Open = Callable[..., RemoteHost]
 
 
-@pytest.fixture
-def other_sshd(tmp_path: Path, sshd: Sshd) -> Iterator[Callable[..., Sshd]]:
-    """Return a function that starts another server, which knows the user's key of the first."""
-    started = []
-
-    def start(lines: str = "", **options: Any) -> Sshd:
-        environment = next(line for line in sshd.lines.splitlines() if line.startswith("SetEnv"))
-        server = Sshd(tmp_path / f"sshd{len(started)}", lines=f"{environment}\n{lines}", **options)
-        started.append(server)
-        return server
-
-    yield start
-    for server in started:
-        server.close()
-
-
 def refused(open_host: Open, target: SshTarget, error: type[Exception] = HostUnreachableError) -> str:
     started = time.monotonic()
     with pytest.raises(error) as failed:
