@@ -206,7 +206,9 @@ class Latency:
 @plain_data
 @dataclass(frozen=True)
 class TrafficResult:
-    """What a run did. `seconds` is from the first post, or the first arrival, to the last completion.
+    """What a run did. `seconds` is from the first post to the last completion of what is sent.
+
+    Of an end that only receives it is from the first arrival to the last.
 
     `series` holds messages by intervals of `interval_s`: a dip in it is a stall. `post_seconds` and `poll_seconds` are
     0 unless asked for; what they leave was waiting. `outstanding_reads` is how many reads or atomics could really be
@@ -265,8 +267,15 @@ def check_match(active: tuple[Spec, ...], passive: tuple[Spec, ...]) -> None:
             drains = [spec for spec in there if isinstance(spec, RecvDrain)]
             if pipeline.consumes_receives and not drains:
                 raise _refuse(pipeline, "the other end posts no receives: give it a RecvDrain")
-            needed = pipeline.consumed(pipeline.iterations)
-            if pipeline.consumes_receives and 0 < drains[0].messages < needed:
-                raise _refuse(drains[0], f"{drains[0].messages} receives are fewer than the {needed} messages sent")
-            if both_send and (pipeline.duration_s or any(not drain.messages for drain in drains)):
-                raise _refuse(pipeline, "traffic both ways ends by counting: give iterations and messages")
+            if not pipeline.consumes_receives or not drains[0].messages:
+                continue
+            needed, expected = pipeline.consumed(pipeline.iterations), drains[0].messages
+            if pipeline.duration_s:
+                raise _refuse(
+                    drains[0],
+                    f"{expected} messages are expected of a sender that sends by duration_s: 0 drains until told",
+                )
+            if expected < needed:
+                raise _refuse(drains[0], f"{expected} receives are fewer than the {needed} messages sent")
+            if both_send and expected > needed:
+                raise _refuse(drains[0], f"{expected} messages are expected, and the other end sends {needed}")

@@ -63,8 +63,7 @@ def run_pairs(
     with _prepared(sides, specs, timeout_s) as runs:
         if len(runs) == 1:
             return PairResult(_alone(runs[0].start(timeout_s)), None)
-        told = any(_waits_to_be_told(spec) for spec in specs[1])
-        return _both(runs[0], runs[1], told, timeout_s)
+        return _both(runs, specs, timeout_s)
 
 
 Sides = tuple[list[Endpoint], list[Endpoint]]
@@ -95,10 +94,16 @@ def _partner(specs: tuple[Spec, ...], other: list[Endpoint]) -> tuple[Spec, ...]
     return (made,) if made else ()
 
 
-def _waits_to_be_told(spec: Spec) -> bool:
-    if isinstance(spec, PingPong):
-        return not spec.iterations
-    return isinstance(spec, RecvDrain) and not spec.messages
+def _is_told(specs: tuple[Spec, ...]) -> bool:
+    """Whether an end with these stays until it is told."""
+    return any(
+        not spec.messages if isinstance(spec, RecvDrain) else isinstance(spec, PingPong) and not spec.iterations
+        for spec in specs
+    )
+
+
+def _sends(specs: tuple[Spec, ...]) -> bool:
+    return any(isinstance(spec, Pipeline) for spec in specs)
 
 
 @contextlib.contextmanager
@@ -138,61 +143,81 @@ def _alone(call: Call) -> TrafficResult:
     return result
 
 
-class _Waiter(threading.Thread):
-    """Waits for the passive end, and stops the active one when it fails."""
+class _End(threading.Thread):
+    """Waits for the run of one end; its failure stops the other."""
 
-    def __init__(self, call: Call) -> None:
-        super().__init__(name="rdma passive end", daemon=True)
-        self._call = call
-        self.other: Call | None = None
+    def __init__(self, run: Traffic, timeout_s: float) -> None:
+        super().__init__(name="rdma end of a pair", daemon=True)
+        self.traffic = run
+        self.call = run.start(timeout_s)
+        self.other: _End
         self.value: Any = None
-        self.errors: list[RdmaError] = []
+        self.errors: list[Exception] = []
+
+    def run(self) -> None:
+        try:
+            self.value = self.call.result()
+        except Exception as error:  # crosses to the waiting thread whatever it is
+            self.errors.append(error)
+            self.other.stop()
 
     def ended_within(self, seconds: float) -> bool:
         self.join(seconds)
         return not self.is_alive()
 
-    def run(self) -> None:
+    def has_sent(self, timeout_s: float) -> bool:
+        """Wait until it has sent all, or has failed."""
         try:
-            self.value = self._call.result()
-        except RdmaError as error:
-            self.errors.append(error)
-            if self.other is not None:
-                with contextlib.suppress(RdmaError):
-                    self.other.cancel()
+            sent: bool = self.traffic.host.submit("traffic.sent", self.traffic.handle, timeout_s=timeout_s).result()
+        except RdmaError:
+            return False  # its run tells why
+        return sent
+
+    def stop(self) -> None:
+        with contextlib.suppress(RdmaError):
+            self.call.cancel()
 
 
-def _both(active: Traffic, passive: Traffic, told: bool, timeout_s: float) -> PairResult:
-    passive_call = passive.start(timeout_s)
-    active_call = active.start(timeout_s)
-    waiter = _Waiter(passive_call)
-    waiter.other = active_call
-    waiter.start()
-    errors: list[RdmaError] = []
-    result: Any = None
+def _both(runs: Sequence[Traffic], specs: Sequence[tuple[Spec, ...]], timeout_s: float) -> PairResult:
+    passive = _End(runs[1], timeout_s)
+    active = _End(runs[0], timeout_s)
+    active.other, passive.other = passive, active
+    for end in (passive, active):
+        end.start()
     try:
-        result = active_call.result()
-    except RdmaError as error:
-        errors.append(error)
-    except BaseException:
-        for call in (active_call, passive_call):
-            with contextlib.suppress(RdmaError):
-                call.cancel()
-        waiter.join(STOP_GRACE_S)
+        late = _end_both(active, passive, [_is_told(one) for one in specs], _sends(specs[1]), timeout_s)
+    except BaseException:  # both at once, then wait for both
+        for end in (active, passive):
+            end.stop()
+        for end in (active, passive):
+            end.join(STOP_GRACE_S)
         raise
-    late = not (told or errors or waiter.ended_within(STOP_GRACE_S * passive.host.timeout_scale))
-    with contextlib.suppress(RdmaError):
-        passive_call.cancel()
-    waiter.join()
-    if late and waiter.errors:
-        raise DeadlineError(f"the active end is done, and the passive one waits for more: {waiter.errors[0]}")
-    errors += waiter.errors
+    if late and passive.errors:
+        raise DeadlineError(f"the active end is done, and the passive one waits for more: {passive.errors[0]}")
+    errors = active.errors + passive.errors
     if errors:
         raise min(errors, key=_consequence)
-    return PairResult(result, waiter.value)
+    return PairResult(active.value, passive.value)
 
 
-def _consequence(error: RdmaError) -> int:
+def _end_both(active: _End, passive: _End, told: Sequence[bool], passive_sends: bool, timeout_s: float) -> bool:
+    """Wait for both, and tell those that wait to be told; whether the passive end had to be stopped.
+
+    Where both send, none is told before both have sent all: what has completed at a sender has arrived at its receiver.
+    """
+    if told[0] or (told[1] and passive_sends):
+        sent = active.has_sent(timeout_s) and passive.has_sent(timeout_s)
+        if sent and told[0]:
+            active.stop()
+    active.join()
+    late = not (told[1] or passive_sends or passive.ended_within(STOP_GRACE_S * passive.traffic.host.timeout_scale))
+    if late or told[1]:
+        passive.stop()
+    passive.join()
+    return late and not active.errors
+
+
+def _consequence(error: Exception) -> int:
     """Rank the failures of two ends: a cause before its effects at the other end."""
     if isinstance(error, StoppedError):
         return 3

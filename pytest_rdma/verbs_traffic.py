@@ -57,6 +57,13 @@ def op_run(host: LocalHost, deadline: Deadline, handle: int) -> TrafficResult:
     return go(prepared, deadline)
 
 
+@op("traffic.sent")
+def op_sent(host: LocalHost, deadline: Deadline, handle: int) -> bool:
+    """Wait until the run has sent all, or has ended, and tell whether it has sent all."""
+    prepared: TrafficEntry = host.entry("traffic", handle)
+    return prepared.loop.wait_sent(deadline)
+
+
 @op("traffic.close")
 def op_close(host: LocalHost, deadline: Deadline, handle: int) -> None:
     host.discard(handle)
@@ -115,12 +122,15 @@ def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec]) -> T
 
 
 def go(prepared: TrafficEntry, deadline: Deadline) -> TrafficResult:
-    with _in_use(prepared.entries, deadline.stop):
-        try:
-            prepared.loop.run(deadline)
-        finally:
-            _note_left(prepared)
-            prepared.close()
+    try:
+        with _in_use(prepared.entries, deadline.stop):
+            try:
+                prepared.loop.run(deadline)
+            finally:
+                _note_left(prepared)
+                prepared.close()
+    finally:
+        prepared.loop.told.set()
     _raise_failure(prepared, deadline)
     return _result(prepared)
 

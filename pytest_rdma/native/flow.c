@@ -105,9 +105,23 @@ static int step(struct prdma_run *run)
 	return 0;
 }
 
+/* All that is sent has completed: that ends the time of what is sent, and is told to who waits for it. */
+static void sent(struct prdma_run *run)
+{
+	run->sent = 1;
+	if (run->start)
+		run->sent_at = prdma_now(run);
+	if (!is_done(run, 1))
+		prdma_run_tell(run);
+}
+
 void prdma_flow(struct prdma_run *run)
 {
-	while (!is_done(run, 1) && !step(run))
+	while (!is_done(run, 0) && !step(run))
+		;
+	if (!run->rc)
+		sent(run);
+	while (!run->rc && !is_done(run, 1) && !step(run))
 		;
 	end_as_told(run);
 }

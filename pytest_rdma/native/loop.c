@@ -67,7 +67,8 @@ static void begin(struct prdma_run *run)
 
 static void finish(struct prdma_run *run)
 {
-	uint64_t until = run->flags & PRDMA_UNTIL_TOLD ? run->last : prdma_now(run);
+	uint64_t now = prdma_now(run);
+	uint64_t until = run->sent_at ? run->sent_at : run->flags & PRDMA_UNTIL_TOLD ? run->last : now;
 
 	prdma_mark_lanes(run);
 	if (run->failed)
@@ -89,14 +90,21 @@ void prdma_run_loop(struct prdma_run *run)
 	finish(run);
 }
 
+void prdma_run_tell(const struct prdma_run *run)
+{
+	uint64_t one = 1;
+
+	while (run->running && write(run->done_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
 static void *run_thread(void *argument)
 {
 	struct prdma_run *run = argument;
-	uint64_t one = 1;
 
 	prdma_run_loop(run);
-	while (write(run->done_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-		;
+	__atomic_store_n(&run->ended, 1, __ATOMIC_RELEASE);
+	prdma_run_tell(run);
 	return NULL;
 }
 
@@ -112,19 +120,21 @@ int prdma_run_start(struct prdma_run *run)
 		return -errno;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
+	run->running = 1;
 	rc = -pthread_create(&thread, NULL, run_thread, run);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (rc) {
+		run->running = 0;
 		close(run->done_fd);
 		return rc;
 	}
 	run->thread = (uint64_t)thread;
-	run->running = 1;
 	return 0;
 }
 
 int prdma_run_wait(struct prdma_run *run, int timeout_ms)
 {
+	uint64_t told;
 	int rc;
 
 	if (!run->running)
@@ -132,6 +142,8 @@ int prdma_run_wait(struct prdma_run *run, int timeout_ms)
 	rc = prdma_wait_fd(run->done_fd, prdma_now_ns() + timeout_ms * INT64_C(1000000), NULL);
 	if (rc <= 0)
 		return rc;
+	if (!__atomic_load_n(&run->ended, __ATOMIC_ACQUIRE))
+		return read(run->done_fd, &told, sizeof(told)) < 0 ? -errno : 0;
 	pthread_join((pthread_t)run->thread, NULL);
 	close(run->done_fd);
 	run->running = 0;

@@ -85,7 +85,7 @@ struct prdma_run {
 	int32_t cpu;
 	struct prdma_wc error; /* the first completion with a bad status that is not a flush, if any came */
 	uint64_t error_message; /* its number among the lane's messages, PRDMA_ENDLESS: not known */
-	int64_t elapsed_ns; /* from the first post, or the first arrival where nothing is sent, to the last completion */
+	int64_t elapsed_ns; /* from the first post to the last completion of a send; of arrivals where nothing is sent */
 	uint64_t received_bytes, post_calls, polls, empty_polls;
 	int64_t post_ns, poll_ns;
 
@@ -93,8 +93,9 @@ struct prdma_run {
 	uint64_t pending; /* messages not yet in the series */
 	uint32_t look, idle, failed;
 	uint32_t patience; /* idle looks before the processor is offered to others */
-	uint64_t thread;
+	uint64_t sent_at, thread;
 	int32_t done_fd, running;
+	int32_t sent, ended; /* all sends have completed; so has the run */
 };
 
 struct prdma_loops_abi {
@@ -125,7 +126,7 @@ PRDMA_API void prdma_build_recvs(void *ring, uint32_t length, const struct prdma
 /* Posts receives until each lane has `depth` of them, or as many as it will take. */
 PRDMA_API int prdma_run_prepare(struct prdma_run *run, uint32_t depth);
 PRDMA_API int prdma_run_start(struct prdma_run *run);
-/* 1 when the loop has ended and its thread is gone, 0 when the time is up. */
+/* 1 when the loop has ended and its thread is gone; 0 when the time is up, or all was sent and receives go on. */
 PRDMA_API int prdma_run_wait(struct prdma_run *run, int timeout_ms);
 /* The loop itself, in the caller's thread. */
 PRDMA_API void prdma_run_loop(struct prdma_run *run);

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import dataclass
@@ -147,9 +148,12 @@ class RunStruct(ctypes.Structure):
         ("idle", c_uint32),
         ("failed", c_uint32),
         ("patience", c_uint32),
+        ("sent_at", c_uint64),
         ("thread", c_uint64),
         ("done_fd", c_int32),
         ("running", c_int32),
+        ("sent", c_int32),
+        ("ended", c_int32),
     ]
 
 
@@ -271,6 +275,7 @@ class LoopRun:
     ) -> None:
         self._native = native
         self._lib, self._abi = library(native)
+        self.told = threading.Event()
         self.clock = clock(native)
         self.recv_depth = recv_depth
         self.lanes = (LaneStruct * len(lanes))()
@@ -343,13 +348,20 @@ class LoopRun:
             raise VerbsError(f"cannot start the thread of a run: {errno_text(-rc)}", errno=-rc)
         try:
             while self._lib.prdma_run_wait(address, SLICE_MS) == 0:
-                pass
+                if self.struct.sent:
+                    self.told.set()
         finally:
             # Its memory is ours: whatever ends this wait, the thread ends first.
             if self.struct.running:
                 deadline.stop.set()
                 while self._lib.prdma_run_wait(address, SLICE_MS) == 0:
                     pass
+
+    def wait_sent(self, deadline: Deadline) -> bool:
+        """Wait until all sends have completed, or the run has ended, and tell whether they have."""
+        while not self.told.wait(SLICE_MS / 1e3):
+            deadline.check("end of what a run sends")
+        return bool(self.struct.sent)
 
     def ago_s(self, mark: MarkStruct) -> float | None:
         """Return how long ago a counter of a lane last moved, None when it never has; also while the loop runs."""

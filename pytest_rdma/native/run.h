@@ -55,6 +55,9 @@ void prdma_settle(struct prdma_run *run);
 void prdma_mark_lanes(struct prdma_run *run);
 void prdma_series_end(struct prdma_run *run);
 
+/* Wakes who waits for the run, be it done or only done with sending. */
+void prdma_run_tell(const struct prdma_run *run);
+
 void prdma_flow(struct prdma_run *run);
 void prdma_pingpong(struct prdma_run *run);
 

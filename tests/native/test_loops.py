@@ -213,6 +213,35 @@ def test_a_drain_without_end_stays_until_it_is_told_and_counts_all(loopback: Any
 
 
 @SOME
+@given(st.tuples(depths, depths), st.tuples(st.integers(0, 5), st.integers(0, 5)), signal_periods, depths, seeds)
+def test_both_ways_by_time_each_end_receives_exactly_what_the_other_sent(
+    loopback: Any, depth: tuple[int, int], milliseconds: tuple[int, int], period: int, recv_depth: int, seed: int
+) -> None:
+    """No end is told before both have sent all, as their controller does it."""
+    with loopback(seed) as provider:
+        ends = []
+        for end in (0, 1):
+            lane = LaneSpec(provider.qp(end), [SendWR(Opcode.SEND)], [RecvWR()], ENDLESS, ENDLESS)
+            options: dict[str, Any] = {"depth": depth[end], "signal_every": min(period, 2**32 - 1)}
+            duration_ns = milliseconds[end] * 1_000_000 + 1
+            options.update(recv_depth=recv_depth, duration_ns=duration_ns, flags=UNTIL_TOLD)
+            ends.append(flow(provider, end, lanes=[lane], **options))
+            ends[end].prepare()
+        deadlines = Deadline(20), Deadline(20)
+        threads = [threading.Thread(target=end.run, args=(until,)) for end, until in zip(ends, deadlines)]
+        for thread in threads:
+            thread.start()
+        assert all(end.wait_sent(until) for end, until in zip(ends, deadlines))
+        for until, thread in zip(deadlines, threads):
+            until.stop.set()
+            thread.join()
+        assert [end.struct.rc for end in ends] == [0, 0]
+        lanes = ends[0].lanes[0], ends[1].lanes[0]
+        assert [lane.posted for lane in lanes] == [lane.completed for lane in lanes]
+        assert [lane.received for lane in lanes] == [lane.completed for lane in lanes[::-1]]
+
+
+@SOME
 @given(st.data(), depths, st.integers(1, 200), seeds)
 def test_a_run_by_time_ends_with_nothing_in_flight(
     loopback: Any, data: Any, depth: int, signal_every: int, seed: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -61,11 +62,21 @@ def test_sends_without_receives_are_refused() -> None:
     check_match((Pipeline(Opcode.RDMA_WRITE, iterations=10),), ())
 
 
-def test_traffic_both_ways_must_be_counted() -> None:
-    drain = RecvDrain(messages=10)
-    with pytest.raises(RefusedError, match="both ways"):
-        check_match((Pipeline(duration_s=1), drain), (Pipeline(iterations=10), drain))
-    check_match((Pipeline(iterations=10), drain), (Pipeline(iterations=10), drain))
+@pytest.mark.parametrize(
+    ("messages", "sent", "refusal"),
+    [
+        (10, {"iterations": 10}, ""),
+        (0, {"iterations": 10}, ""),
+        (0, {"duration_s": 1.0}, ""),
+        (10, {"duration_s": 1.0}, "10 messages are expected of a sender that sends by duration_s"),
+        (11, {"iterations": 10}, "11 messages are expected, and the other end sends 10"),
+        (9, {"iterations": 10}, "9 receives are fewer than the 10 messages sent"),
+    ],
+)
+def test_traffic_both_ways_is_counted_or_told(messages: int, sent: dict[str, Any], refusal: str) -> None:
+    ends = (Pipeline(**sent), RecvDrain(messages=messages)), (Pipeline(**sent), RecvDrain(messages=messages))
+    with pytest.raises(RefusedError, match=refusal) if refusal else nullcontext():
+        check_match(*ends)
 
 
 def test_the_other_end_is_found_by_itself() -> None:

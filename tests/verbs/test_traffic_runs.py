@@ -108,6 +108,48 @@ def test_a_passive_end_that_waits_for_more_is_stopped_when_the_active_one_is_don
         run_pairs(rdma_pair, Pipeline(SEND, 8, iterations=5), RecvDrain(8, messages=6))
 
 
+@pytest.mark.parametrize("op", [SEND, Opcode.RDMA_WRITE_WITH_IMM, WRITE])
+@pytest.mark.parametrize(("seconds", "peer_seconds"), [(0.3, 0.3), (0.1, 0.5), (0.5, 0.1)])
+def test_traffic_both_ways_by_duration_loses_nothing(
+    rdma_pair: Pair, op: Opcode, seconds: float, peer_seconds: float
+) -> None:
+    def one_end(duration_s: float) -> list[Spec]:
+        send = Pipeline(op, 512, duration_s=duration_s, depth=16, batch=3, signal_every=5, remote_offset=4096)
+        return [send] if op == WRITE else [send, RecvDrain(512, depth=64, batch=8)]
+
+    for _ in range(2):  # the second takes over the receives that the first has left
+        result = run_pairs(rdma_pair, one_end(seconds), one_end(peer_seconds))
+        active, passive = result.active, result.passive
+        assert passive is not None
+        assert active.messages > 0 and passive.messages > 0
+        expected = (0, 0) if op == WRITE else (passive.messages, active.messages)
+        assert (active.received, passive.received) == expected
+        assert (active.received_bytes, passive.received_bytes) == (512 * expected[0], 512 * expected[1])
+        assert seconds <= active.seconds < seconds + 5
+        assert peer_seconds <= passive.seconds < peer_seconds + 5
+
+
+def test_both_ways_until_told_also_ends_by_count(rdma_pair: Pair) -> None:
+    specs = [Pipeline(SEND, 64, iterations=101, depth=8), RecvDrain(64, depth=32)]
+    result = run_pairs(rdma_pair, specs, [Pipeline(SEND, 64, iterations=57), RecvDrain(64, messages=101)])
+    assert (result.active.messages, result.active.received) == (101, 57)
+    assert (result.passive.messages, result.passive.received) == (57, 101)  # type: ignore[union-attr]
+
+
+def test_both_ways_ends_when_one_end_fails(rdma_pair: Pair) -> None:
+    """The peer's receives are too short: what is told is that, long before the 60 s of the other end."""
+    began = time.monotonic()
+    with pytest.raises(CompletionError) as failed:
+        run_pairs(
+            rdma_pair,
+            [Pipeline(SEND, 4096, duration_s=60), RecvDrain(4096)],
+            [Pipeline(SEND, 4096, duration_s=60), RecvDrain(512)],
+            timeout_s=90,
+        )
+    assert failed.value.completions[0].status in TOO_LONG
+    assert time.monotonic() - began < 30
+
+
 def test_a_stop_ends_a_run_and_its_host_goes_on(rdma_pair: Pair) -> None:
     call = rdma_pair.local.submit_run(Pipeline(WRITE, 8, duration_s=60), timeout_s=90)
     timer = threading.Timer(0.3, call.cancel)
