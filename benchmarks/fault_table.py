@@ -37,7 +37,6 @@ def row(fault: Fault, ran: Ran, scale: float) -> str:
 def main(files: list[str]) -> int:
     faults = [fault for fault in all_faults() if not files or fault.file in files]
     with obtain(lambda line: print(line, file=sys.stderr)) as lab, watched(lab) as guests:
-        guests.mend()
         print("| fault | bound, s | took, s | first line |\n|---|---|---|---|")
         for file in dict.fromkeys(fault.file for fault in faults):
             with tempfile.TemporaryDirectory() as folder:

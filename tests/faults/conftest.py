@@ -32,7 +32,6 @@ def way(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Way:
 @pytest.fixture(scope="session")
 def guests(lab: Lab) -> Iterator[Guests]:
     with watched(lab) as found:
-        found.mend()
         yield found
 
 

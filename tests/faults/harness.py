@@ -38,13 +38,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """What became of one inner test: `message` is what JUnit shows of its failure, `report` the terminal's section."""
+    """What became of one inner test.
+
+    `message` is what JUnit shows of its failure, `cause` the name of the likeliest cause, `report` its section of the
+    terminal.
+    """
 
     name: str
     outcome: str
     seconds: float
     message: str
     report: str
+    cause: str
 
     @property
     def first_line(self) -> str:
@@ -131,15 +136,22 @@ class Way:
         return [reached if option.startswith("--peer=") else option for option in self.options]
 
 
-def run_faults(way: Way, folder: Path, faults: Sequence[Fault], *options: str) -> Ran:
+def run_faults(way: Way, folder: Path, faults: Sequence[Fault]) -> Ran:
     """Run these faults, all of one file, and the tests behind them that must pass."""
     (file,) = {fault.file for fault in faults}
+    names = [name for fault in faults for name in (fault.test, f"test_green[{fault.test}]")]
+    return run_file(way, folder, file, names)
+
+
+def run_file(way: Way, folder: Path, file: str, names: Sequence[str] = ()) -> Ran:
+    """Run these tests of a file, all of them unless some are named."""
     path = INNER / f"{file}.py"
-    chosen = [f"{path}::{name}" for fault in faults for name in (fault.test, f"test_green[{fault.test}]")]
+    chosen = [f"{path}::{name}" for name in names] or [str(path)]
     junit = folder / f"{file}.xml"
+    junit.unlink(missing_ok=True)
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *chosen, *way.for_file(file), f"--junitxml={junit}", *RUNNING, *options],
+        [sys.executable, "-m", "pytest", *chosen, *way.for_file(file), f"--junitxml={junit}", *RUNNING],
         cwd=folder,
         env=way.environment,
         stdout=subprocess.PIPE,
@@ -173,4 +185,5 @@ def _case(element: ElementTree.Element, reports: dict[str, str]) -> Case:
         float(element.get("time", "0")),
         ended[0].get("message", "") if ended else "",
         reports.get(name, ""),
+        next((one.get("value", "") for one in element.iter("property") if one.get("name") == "rdma_cause"), ""),
     )

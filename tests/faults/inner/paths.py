@@ -16,7 +16,7 @@ NO_RULE = ["nft", "delete", "table", "inet", TABLE]
 
 def drop(broken: Break, host: Host, rule: str) -> None:
     """Drop at the host's input what the nftables rule matches."""
-    table = f"table inet {TABLE} {{ chain in {{ type filter hook input priority 0; {rule} drop; }} }}\n"
+    table = f"table inet {TABLE} {{ chain in {{ type filter hook input priority 0; {rule} drop; }}; }}\n"
     broken(host, ["nft", "-f", "-"], NO_RULE, table.encode())
 
 
