@@ -33,6 +33,7 @@ STAYS = (
     "capabilities",
     "cli",
     "config",
+    "counters",
     "deviations",
     "diagnosis",
     "diagnosis_hosts",

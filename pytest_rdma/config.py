@@ -70,6 +70,7 @@ class RdmaConfig:
     full: Setting[bool] = Setting(False)
     on_peer_loss: Setting[str] = Setting("reconnect")
     reference: Setting[str | None] = Setting(None)
+    counters: Setting[tuple[tuple[str, int], ...]] = Setting(())
     timeout_scale: Setting[float] = Setting(1.0)
 
     @property

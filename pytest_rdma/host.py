@@ -38,6 +38,7 @@ OP_MODULES = {
     "device": ("verbs_device",),
     "evidence": ("verbs_evidence",),
     "file": ("programs",),
+    "gates": ("verbs_gates",),
     "host": ("verbs_device", "device_lock"),
     "mr": ("verbs_memory",),
     "mw": ("verbs_mw",),
@@ -367,7 +368,7 @@ class LocalHost(Host):
         self._objects: dict[int, Resource] = {}
         self._next_handle = 1
         self._info: HostInfo | None = None
-        _LIVE.add(self)
+        LIVE.add(self)
 
     @property
     def info(self) -> HostInfo:  # type: ignore[override]
@@ -417,6 +418,10 @@ class LocalHost(Host):
         with self.lock:
             return [entry for entry in self._objects.values() if entry.front.kind == kind]
 
+    def table(self) -> dict[int, Resource]:
+        with self.lock:
+            return dict(self._objects)
+
     def resolve(self, kind: str, handle: int) -> Handle:
         """Return the live front object for a handle that came over the wire."""
         found: Handle = self.entry(kind, handle).front
@@ -449,13 +454,13 @@ class LocalHost(Host):
         close_all([*closers, *(context.close for context in contexts), *unlockers])
 
 
-_LIVE: weakref.WeakSet[LocalHost] = weakref.WeakSet()
+LIVE: weakref.WeakSet[LocalHost] = weakref.WeakSet()
 
 
 @atexit.register
 def close_live_hosts() -> None:
     """Destroy in verbs order what nobody closed: pyverbs crashes when the interpreter's end picks the order."""
-    close_all([host.close for host in _LIVE])
+    close_all([host.close for host in LIVE])
 
 
 def close_all(closers: list[Callable[[], Any]]) -> None:

@@ -102,6 +102,16 @@ def _mtu(text: str) -> int:
     return int(text)
 
 
+def _limits(text: str) -> tuple[tuple[str, int], ...]:
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z0-9_]+)\s*=\s*([0-9]{1,18})\s*", part)
+        if match is None or match[1] in found:
+            raise ValueError("a list of counters; write NAME=MAX,... with each name once, such as rnr_naks=0")
+        found[match[1]] = int(match[2])
+    return tuple(found.items())
+
+
 def _factor(text: str) -> float:
     try:
         value = float(text)
@@ -266,7 +276,8 @@ OPTIONS: tuple[Option, ...] = (
         ("--rdma-strict",),
         None,
         _switch,
-        "Fail each RDMA test that would be skipped for want of a device or a capability.",
+        "Fail each RDMA test that would be skipped for want of a device or a capability, or whose leaks, counters or "
+        "kernel log cannot be read.",
         "off",
     ),
     Option(
@@ -292,6 +303,16 @@ OPTIONS: tuple[Option, ...] = (
         "TOOL",
         _one_of("perftest"),
         "Run this in turn with each benchmark, between the same devices, and put its number beside ours: perftest.",
+        "none",
+    ),
+    Option(
+        "counters",
+        ("--rdma-counters",),
+        "NAME=MAX,...",
+        _limits,
+        "Fail a passing test during which a counter of either device grew by more than MAX: retransmissions, "
+        "out_of_sequence, sequence_errors, rnr_naks, drops, or any that the device has. They count for the whole "
+        "device, which must be idle but for the tests.",
         "none",
     ),
     Option(

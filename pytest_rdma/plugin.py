@@ -25,6 +25,10 @@ MARKERS = (
     "The marker closest to the test wins, name by name.",
     "rdma_requires(*names, **minimums): skip this test unless the devices of both ends have these capabilities "
     "(atomics, srq, memory_windows, ...) and at least these limits of ibv_query_device(3) (max_sge=4, ...).",
+    "rdma_counters(**limits): fail this test, if it passes otherwise, when a counter of either device grew by more "
+    "than its limit: retransmissions, out_of_sequence, sequence_errors, rnr_naks, drops, or any that the device has. "
+    "The devices must be idle but for the tests. The marker closest to the test wins over others and over "
+    "--rdma-counters, name by name.",
 )
 NEEDS_HOSTS = frozenset(
     f"rdma_{name}" for name in ("local", "peer", "device", "context", "pd", "mr", "cq", "qp", "pair", "pairs", "expect")
@@ -136,17 +140,19 @@ def _note(config: pytest.Config) -> Callable[[str], None]:
 def pytest_report_header(config: pytest.Config) -> list[str] | None:
     if not connects_early(config):
         return None
-    from pytest_rdma import report
+    from pytest_rdma import gates, report
 
     opened = connect(config)
-    return report.header(opened, verbose=config.getoption("verbose") > 0)
+    return [*report.header(opened, verbose=config.getoption("verbose") > 0), *gates.header(opened)]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Connect where no header did, under -q or --no-header."""
     if connects_early(session.config):
-        connect(session.config)
+        from pytest_rdma import gates
+
+        gates.check_option(connect(session.config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -196,5 +202,5 @@ def bring_in_running(config: pytest.Config) -> ModuleType:
 
 def _concerns_us(item: pytest.Item) -> bool:
     return not NEEDS_HOSTS.isdisjoint(getattr(item, "fixturenames", ())) or any(
-        marker.name in ("rdma_caps", "rdma_requires") for marker in item.iter_markers()
+        marker.name in ("rdma_caps", "rdma_requires", "rdma_counters") for marker in item.iter_markers()
     )

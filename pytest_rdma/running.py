@@ -11,6 +11,7 @@ from _pytest.outcomes import Skipped
 
 from pytest_rdma import plugin, report
 from pytest_rdma.capabilities import check_names
+from pytest_rdma.counters import marked_limits
 from pytest_rdma.errors import BlockedError, DeviceBusyError, RdmaEnvironmentError, RdmaError, RdmaUsageError
 from pytest_rdma.losses import Blocked, block
 from pytest_rdma.model import EndpointCaps
@@ -39,6 +40,7 @@ def adopt(item: pytest.Item) -> None:
     try:
         marked_caps(item)
         check_names(*required(item))
+        marked_limits(item)
     except RdmaUsageError as error:
         if not plugin.is_worker(item.config):
             raise pytest.UsageError(f"{item.nodeid}: {error}") from None

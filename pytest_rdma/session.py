@@ -261,6 +261,11 @@ class RdmaSession:
             self._pd = self.local.pd(self.rail().local.device.name)
         return self._pd
 
+    def kept_handles(self) -> tuple[int, ...]:
+        """Return the handles on the local host that outlive a test on purpose."""
+        made = (one._pd for one in (self, *self._derived))
+        return tuple(pd.handle for pd in made if pd is not None and pd.generation == self.local.generation)
+
     def pair(self, local: Host, peer: Host, caps: EndpointCaps | None = None, shared: Shared | None = None) -> Pair:
         """Return a pair that is not yet connected, with the attributes that the options ask for."""
         from pytest_rdma.pairing import Pair

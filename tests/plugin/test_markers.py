@@ -23,6 +23,8 @@ def refused(result: pytest.RunResult) -> str:
         ("rdma_caps(qp_access=1 << 40)", "qp_access=1099511627776: it is a whole number *"),
         ("rdma_requires('atomic')", "rdma_requires knows no 'atomic'; names are atomics, srq, *"),
         ("rdma_requires(max_sges=4)", "rdma_requires knows no minimum 'max_sges'; minimums are *"),
+        ("rdma_counters(0)", "rdma_counters takes keywords only, not 0"),
+        ("rdma_counters(rnr_naks=-1)", "rdma_counters(rnr_naks=-1): a limit is a whole number from 0 on"),
         ("rdma_requires(max_sge='4')", "rdma_requires(max_sge='4'): a minimum is a whole number"),
     ],
 )
