@@ -39,6 +39,7 @@ STAYS = (
     "diagnosis_hosts",
     "diagnosis_memory",
     "diagnosis_path",
+    "diagnosis_ping",
     "diagnosis_queue",
     "diagnosis_view",
     "explaining",

@@ -20,6 +20,7 @@ Rule = Callable[[View], Causes]
 RULES: tuple[Rule, ...] = (
     diagnosis_hosts.process_gone,
     diagnosis_hosts.device_gone,
+    diagnosis_hosts.disk_full,
     diagnosis_hosts.memlock,
     diagnosis_queue.queue_full,
     diagnosis_memory.peer_memory,

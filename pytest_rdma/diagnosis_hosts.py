@@ -41,6 +41,17 @@ def device_gone(view: View) -> Causes:
             yield Cause("device-fatal", f"{end.name} reported {event}", "see the kernel log and the firmware", True)
 
 
+def disk_full(view: View) -> Causes:
+    host = view.evidence.peer if view.evidence.failed_side == "peer" else view.evidence.local
+    if "ENOSPC" in view.evidence.error or "No space left on device" in view.evidence.error:
+        yield Cause(
+            "disk-full",
+            f"no space is left on {host.name}: {view.evidence.error}",
+            "make room in its temporary directory",
+            True,
+        )
+
+
 def memlock(view: View) -> Causes:
     """A registration that RLIMIT_MEMLOCK does not let through."""
     found = MEMLOCK.search(view.evidence.error)

@@ -100,6 +100,7 @@ def _with_local_write(access: Access) -> Access:
 def _unknown_rkey(view: View, request: SendWR) -> Causes:
     passive, key = view.passive, request.rkey
     live = [region for region in passive.host.regions if not region.closed]
+    known = bool(live) and "regions" not in passive.host.unread
     swapped = next((one for one in live if one.rkey == int.from_bytes(_four(key), "big")), None)
     if swapped is not None:
         yield Cause(
@@ -111,7 +112,7 @@ def _unknown_rkey(view: View, request: SendWR) -> Causes:
         return
     there = next((one for one in live if one.addr <= request.remote_addr < one.addr + one.length), None)
     hint = f"; the region at {request.remote_addr:#x} has rkey {there.rkey:#x}" if there else ""
-    if there and there.lkey == key:
+    if there and there.lkey == key and not there.window:
         hint = f"; it is the lkey of the region there, whose rkey is {there.rkey:#x}"
     elif any(one.rkey == key for one in view.active.host.regions) and not view.one_host:
         hint += f"; {view.active.name} has a region of that key, so it may be the own key"
@@ -119,7 +120,7 @@ def _unknown_rkey(view: View, request: SendWR) -> Causes:
         "rkey-unknown",
         f"{failed_as(view)}: rkey {key:#x} is of no region of {passive.name}{hint}",
         f"use the rkey that {passive.name} told; if it is of a memory window, see that the window is bound",
-        False,
+        known,
     )
 
 
@@ -251,13 +252,14 @@ def bad_sges(end: End, failure: Failure) -> Causes:
 
 
 def _bad_sge(end: End, posted: Posted, sge: Sge) -> Cause | None:
-    regions = [region for region in end.host.regions if region.lkey == sge.lkey]
+    regions = [region for region in end.host.regions if region.lkey == sge.lkey and not region.window]
     live = [region for region in regions if not region.closed]
     what = f"{posted.opcode} of {end.label} names lkey {sge.lkey:#x}"
     if sge.length == 0 or end.qp is None:
         return None
     if not regions:
-        return Cause("own-lkey-unknown", f"{what}, which is of no region of {end.name}", _swap_hint(end, sge), False)
+        known = bool(end.host.regions) and "regions" not in end.host.unread
+        return Cause("own-lkey-unknown", f"{what}, which is of no region of {end.name}", _swap_hint(end, sge), known)
     if not live:
         return Cause(
             "own-mr-closed",

@@ -5,6 +5,9 @@ InfiniBand specification 1.4, volume 1: 9.7.6.1.3 (transport timer and retries),
 
 from __future__ import annotations
 
+import ipaddress
+import re
+
 from pytest_rdma import gids
 from pytest_rdma.diagnosis_view import FOREVER, Cause, Causes, End, View, counted, failed_as, seconds, size
 from pytest_rdma.model import QPState
@@ -13,6 +16,7 @@ from pytest_rdma.status import WCStatus
 PSN_END = 1 << 24
 PSN_FAR = 1 << 16
 NO_GID = "::"
+REFUSED_RTR = re.compile(r"to RTR on .*; peer QP 0x[0-9a-f]+ gid ([0-9a-fA-F:.]+)")
 CONNECT_ANEW = "connect both ends anew, each with the record that the other tells now"
 
 
@@ -180,11 +184,11 @@ def gid_rows(view: View) -> Causes:
     active, passive = view.active.qp, view.passive.qp
     if active is None or passive is None or gone:
         return
-    told = active.peer.gid if active.peer else NO_GID
-    if told != passive.own.gid and NO_GID not in (told, passive.own.gid):
+    told, has = _told_gid(view), _address(passive.own.gid)
+    if told and told != has and NO_GID not in (told, has):
         yield Cause(
             "wrong-destination-gid",
-            f"{view.active.label} sends to GID {told}, and {view.passive.label} has {passive.own.gid}",
+            f"{view.active.label} was told GID {told}, and {view.passive.label} has {has}",
             "connect it with the GID that the peer tells",
             True,
         )
@@ -203,6 +207,20 @@ def gid_rows(view: View) -> Causes:
     if distance == gids.UNREACHABLE or (refused and view.status is None and "RTR" in view.evidence.error):
         why = reason if distance == gids.UNREACHABLE else "the address of the peer was not resolved"
         yield Cause("gid-unroutable", f"GID {shown}: {why}", f"{_take_rows()}, or see that they ping", refused)
+
+
+def _told_gid(view: View) -> str:
+    """The GID that the active end was connected to, or was to be when RTR was refused."""
+    refused = REFUSED_RTR.search(view.evidence.error)
+    if refused:
+        return refused[1]
+    qp = view.active.qp
+    return _address(qp.peer.gid) if qp and qp.peer else ""
+
+
+def _address(gid: str) -> str:
+    address = ipaddress.IPv6Address(gid)
+    return str(address.ipv4_mapped or address)
 
 
 def _take_rows() -> str:
@@ -277,58 +295,82 @@ def _large_packets_lost(view: View, path_mtu: int | None) -> Causes:
 
 
 def packets(view: View) -> Causes:
-    """What the counters of both devices tell of packets that were sent and not answered."""
+    """What a ping and the counters of both devices tell of packets that were sent and not answered."""
     if not view.unanswered or view.passive.host.lost or view.one_host:
         return
     active, passive = view.active, view.passive
     sent, arrived = active.counted("sent_pkts"), passive.counted("rcvd_pkts")
     answered, back = passive.counted("sent_pkts"), active.counted("rcvd_pkts")
-    repeated = passive.counted("duplicate_request")
-    if sent and not arrived:
+    ping_s, repeated = active.host.ping_s, passive.counted("duplicate_request")
+    if ping_s is not None and view.retry_s is not None and ping_s > view.retry_s:
+        yield _too_slow(view, f"a ping of {passive.name} takes {seconds(ping_s)}", True)
+    elif sent and not arrived:
         yield _dropped(view, active, passive, sent)
-    elif sent and answered and not back:
+    elif answered and sent and not back:
         yield _dropped(view, passive, active, answered)
-    elif repeated and back:
-        yield _slow(view, repeated)
-    yield from _lossy(view)
+    elif repeated and back and arrived >= sent and not _out_of_sequence(view):
+        yield _too_slow(view, f"{passive.name} got {counted(repeated, 'packet')} again and answered", False)
+    elif active.host.ping_error:
+        yield _no_ping(view)
+    if arrived < sent or _out_of_sequence(view):
+        yield from _lossy(view, sent, arrived)
 
 
 def _dropped(view: View, source: End, target: End, sent: int) -> Cause:
+    host = view.active.host
+    ping, where = "", f"let UDP port 4791 pass at {target.name} and between (nft list ruleset, security groups)"
+    if host.ping_s is not None:
+        ping = f", though a ping takes {seconds(host.ping_s)}"
+    elif host.ping_error:
+        ping = f", and a ping gets {host.ping_error}"
+        where = "look at the links, routes and neighbours between the hosts, and at drops of everything"
     return Cause(
         "packets-dropped",
-        f"{failed_as(view)}: {source.name} sent {counted(sent, 'packet')} and {target.name} received none of them; "
-        f"gave up after {view.retry_text}",
-        f"let UDP port 4791 pass at {target.name} and between (nft list ruleset, iptables -L, security groups); see "
-        "that the hosts ping",
+        f"{failed_as(view)}: {source.name} sent {counted(sent, 'packet')} and {target.name} received none of them"
+        f"{ping}; retried for {view.retry_text}",
+        where,
         False,
     )
 
 
-def _slow(view: View, repeated: int) -> Cause:
-    taken = view.failure.request.ago_s - view.failure.ago_s if view.failure and view.failure.request else None
-    after = f", {seconds(taken)} after it was posted" if taken is not None and taken > 0 else ""
+def _no_ping(view: View) -> Cause:
+    return Cause(
+        "packets-dropped",
+        f"{failed_as(view)}: a ping of {view.passive.name} gets {view.active.host.ping_error}; retried for "
+        f"{view.retry_text}",
+        "look at the links, routes and neighbours between the hosts",
+        False,
+    )
+
+
+def _too_slow(view: View, why: str, certain: bool) -> Cause:
     return Cause(
         "timeout-too-small",
-        f"{failed_as(view)}{after}: {view.passive.name} got {counted(repeated, 'packet')} again and answered, so that "
-        f"its answers come later than {view.retry_text}",
-        "raise ack_timeout or retry_count (retry_count 7 at most); see what delays: the host, the link, a queue",
-        False,
+        f"{failed_as(view)}: {why}, and the answer is waited for {view.retry_text}",
+        "raise ack_timeout or retry_count (7 at most); see what delays: the host, the link, a queue",
+        certain,
     )
 
 
-def _lossy(view: View) -> Causes:
+def _out_of_sequence(view: View) -> int:
+    holes = view.passive.counted("out_of_seq_request", "out_of_sequence")
+    return holes + view.active.counted("rcvd_seq_err", "packet_seq_err", "implied_nak_seq_err")
+
+
+def _lossy(view: View, sent: int, arrived: int) -> Causes:
     active, passive = view.active, view.passive
     holes = passive.counted("out_of_seq_request", "out_of_sequence")
     naks = active.counted("rcvd_seq_err", "packet_seq_err", "implied_nak_seq_err")
     timeouts = active.counted("completer_retry_err", "local_ack_timeout_err")
-    if not holes and not naks:
+    if not arrived and not holes and not naks:
         return
+    share = f"{arrived} of {sent} packets arrived at {passive.name}" if sent else f"{passive.name} missed packets"
     yield Cause(
         "packets-lost",
-        f"{failed_as(view)}: {passive.name} missed packets ({holes} out of sequence, {naks} sequence errors and "
-        f"{timeouts} retries at {active.name}); gave up after {view.retry_text}",
-        "find where packets are lost or overtake each other: interface drops (ip -s link), PFC/ECN, a policer; the "
-        "counters are the device's, not the QP's",
+        f"{failed_as(view)}: {share} ({holes} out of sequence, {naks} sequence errors and {timeouts} retries at "
+        f"{active.name}); retried for {view.retry_text}",
+        "find where packets are lost or overtake each other: drops of the interfaces (ip -s link), PFC and ECN, a "
+        "policer; the counters are the device's, not the QP's",
         False,
     )
 

@@ -32,7 +32,6 @@ TAKES_NO_RECEIVE = {
     WCOpcode.FETCH_ADD: "ATOMIC_FETCH_AND_ADD",
 }
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR, WCStatus.LOC_QP_OP_ERR)
-UNSIGNALED = re.compile(r"wr_id (0x[0-9a-f]+) was posted unsignaled")
 
 
 # -- receives
@@ -141,10 +140,12 @@ def own_queue(view: View) -> Causes:
     end, qp = view.active, view.active.qp
     if not view.waits or qp is None:
         return
-    named = UNSIGNALED.search(view.evidence.error)
+    silent = {one.wr_id for one in qp.sends.outstanding if not one.signaled} | set(qp.sends.silent)
+    named = [wr_id for wr_id in qp.awaited_wr_ids if wr_id in silent]
     all_unsignaled = qp.sends.outstanding_count > 0 and not any(one.signaled for one in qp.sends.outstanding)
     if named or (all_unsignaled and not qp.recvs.outstanding_count):
-        which = f"wr_id {named[1]}" if named else f"none of the {counted(qp.sends.outstanding_count, 'send')} in flight"
+        count = counted(qp.sends.outstanding_count, "send")
+        which = f"wr_id {named[0]:#x}" if named else f"none of the {count} in flight"
         yield Cause(
             "unsignaled-awaited",
             f"{end.label} waits for a completion that cannot come: {which} {'is un' if named else 'is '}signaled",

@@ -130,6 +130,8 @@ class HostEvidence:
     `counters` are differences since the test began, by name, only those that changed; `unread` says what could not be
     read and why, by what it is (`counters`, `kernel log`, `QP 0x11`). `device` is None when it is gone. `netdevs` holds
     `mtu`, `operstate` and `carrier` of the netdevs of the port's GID rows, `memory` VmLck, VmPin and VmRSS in bytes.
+    `ping_s` is the round trip of an ICMP echo to the other end's address, and `ping_error` why there was none; neither
+    is set where none was sent.
     """
 
     name: str
@@ -147,6 +149,8 @@ class HostEvidence:
     unread: dict[str, str] = field(default_factory=dict)
     netdevs: dict[str, dict[str, str]] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
+    ping_s: float | None = None
+    ping_error: str = ""
 
 
 @plain_data

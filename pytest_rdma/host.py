@@ -36,7 +36,7 @@ OP_MODULES = {
     "cm": ("verbs_cm",),
     "cq": ("verbs_cq", "verbs_post"),
     "device": ("verbs_device",),
-    "evidence": ("verbs_evidence",),
+    "evidence": ("verbs_evidence", "pinging"),
     "file": ("programs",),
     "gates": ("verbs_gates",),
     "host": ("verbs_device", "device_lock"),

@@ -214,7 +214,7 @@ PATH = {
     ),
     "wrong-destination-gid": (
         unanswered(peer=replace(record("host2"), gid="::ffff:10.99.0.7")),
-        "sends to GID ::ffff:10.99.0.7, and QP 0x12 on host2 has ::ffff:10.99.0.2",
+        "was told GID 10.99.0.7, and QP 0x12 on host2 has 10.99.0.2",
     ),
     "wrong-destination-qpn": (
         unanswered(attributes={"dest_qp_num": 0xFFFFF0}),
@@ -236,11 +236,11 @@ PATH = {
     "mtu-differs": (unanswered(peer(attributes={"path_mtu": 512})), "has path MTU 1024, and QP 0x12 on host2 has 512"),
     "packets-dropped": (
         counters({"sent_pkts": 7}, {}),
-        "host1 sent 7 packets and host2 received none of them; gave up after 4.096 us x 2^14 x (6+1) = 0.47 s",
+        "host1 sent 7 packets and host2 received none of them; retried for 4.096 us x 2^14 x (6+1) = 0.47 s",
     ),
     "timeout-too-small": (
         counters({"sent_pkts": 7, "rcvd_pkts": 7}, {"rcvd_pkts": 7, "sent_pkts": 7, "duplicate_request": 6}),
-        "0.5 s after it was posted: host2 got 6 packets again",
+        "host2 got 6 packets again and answered, and the answer is waited for 4.096 us x 2^14",
     ),
     "packets-lost": (
         counters({"sent_pkts": 9, "rcvd_seq_err": 3}, {"rcvd_pkts": 4, "out_of_seq_request": 3}),
@@ -249,6 +249,7 @@ PATH = {
     "no-answer": (unanswered(), "nobody acknowledged it within 4.096 us x 2^14 x (6+1) = 0.47 s"),
 }
 HOSTS = {
+    "disk-full": (evidence(error_type="VerbsError", error="ENOSPC (28)"), "no space is left on host1"),
     "process-gone": (unanswered(host("host2", lost="killed by signal 9", device=None)), "on host2 that holds its QPs"),
     "device-gone": (unanswered(host("host2", device=None)), "the device of host2 is gone"),
     "device-fatal": (unanswered(host2(async_events=(AsyncEvent("DEVICE_FATAL", "device"),))), "DEVICE_FATAL"),
@@ -385,3 +386,35 @@ def test_a_link_local_row_is_told_from_a_routed_one() -> None:
                                    peer=replace(record("host2"), gid="fe80::2")))  # fmt: skip
     assert cause.name == "gid-types-differ"
     assert "one is IPv4, the other link-local" in cause.headline
+
+
+def test_a_delay_is_told_from_a_filter_by_a_ping() -> None:
+    """Neither lets packets arrive in time; what was sent may arrive long after the evidence was collected."""
+    found = counters({"sent_pkts": 7}, {})
+    slow = replace(found, local=replace(found.local, ping_s=0.8))
+    filtered = replace(found, local=replace(found.local, ping_s=0.0004))
+    dead = replace(found, local=replace(found.local, ping_error="no answer within 1 s"))
+    (cause,) = diagnose(slow)
+    assert cause.name == "timeout-too-small"
+    assert (
+        "a ping of host2 takes 0.8 s, and the answer is waited for 4.096 us x 2^14 x (6+1) = 0.47 s" in cause.headline
+    )
+    assert names(diagnose(filtered)) == names(diagnose(dead)) == ["packets-dropped"]
+    assert "though a ping takes 0.0004 s" in diagnose(filtered)[0].headline
+    assert "a ping gets no answer within 1 s" in diagnose(dead)[0].headline
+
+
+def test_the_gid_of_a_refused_rtr_is_told_from_the_peers() -> None:
+    text = (
+        "cannot move QP 0x11 from INIT to RTR on host1 rxe0/1: ENETUNREACH (101); own gid 1; peer QP 0x12 gid 10.98.0.9"
+    )
+    local = host("host1", qp("host1", state=QPState.INIT, peer=None, connected=None))
+    found = diagnose(evidence(local, error_type="VerbsError", error=text))
+    assert found[0].name == "wrong-destination-gid"
+    assert "was told GID 10.98.0.9, and QP 0x12 on host2 has 10.99.0.2" in found[0].headline
+
+
+def test_an_awaited_request_that_completed_unsignaled_is_named() -> None:
+    (cause, *_) = diagnose(waiting(qp("host1", sends=ledger(silent=(4, 5)), awaited_wr_ids=(5,))))
+    assert cause.name == "unsignaled-awaited"
+    assert "wr_id 0x5 is unsignaled" in cause.headline

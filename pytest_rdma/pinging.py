@@ -1,0 +1,71 @@
+"""An ICMP echo from a host along the path of a QP: whether anything passes there, and how long it takes."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import select
+import socket
+import struct
+import time
+
+from pytest_rdma.deadline import Deadline
+from pytest_rdma.errors import DeadlineError, VerbsError, errno_text
+from pytest_rdma.host import LocalHost, op
+
+ECHO_REQUEST = {4: 8, 6: 128}
+ECHO_REPLY = {4: 0, 6: 129}
+SEQUENCE = 1
+
+
+@op("evidence.ping")
+def op_ping(host: LocalHost, deadline: Deadline, address: str, netdev: str) -> float:
+    """Return the round trip in seconds of one echo to an address, sent out of a netdev; it takes a privileged process.
+
+    DeadlineError when no answer comes, VerbsError when it cannot be sent.
+    """
+    target = ipaddress.ip_address(address)
+    identity = os.getpid() & 0xFFFF
+    try:
+        with _socket(target.version, netdev) as raw:
+            scope = (0, socket.if_nametoindex(netdev)) if target.version == 6 else ()
+            started = time.monotonic()
+            raw.sendto(_echo(target.version, identity), (address, 0, *scope))
+            while select.select([raw], [], [], max(deadline.remaining_s, 0))[0]:
+                if _answers(raw.recv(2048), target.version, identity):
+                    return time.monotonic() - started
+    except OSError as error:
+        number = error.errno or 0
+        raise VerbsError(f"cannot ping {address} from {host.name}: {errno_text(number)}", errno=number) from error
+    raise DeadlineError(f"no answer to a ping of {address} from {host.name} within {deadline.timeout_s:g} s")
+
+
+def _socket(version: int, netdev: str) -> socket.socket:
+    family, protocol = (
+        (socket.AF_INET, socket.IPPROTO_ICMP) if version == 4 else (socket.AF_INET6, socket.IPPROTO_ICMPV6)
+    )
+    raw = socket.socket(family, socket.SOCK_RAW, protocol)
+    try:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, netdev.encode())
+    except OSError:
+        raw.close()
+        raise
+    return raw
+
+
+def _echo(version: int, identity: int) -> bytes:
+    """An echo request; the kernel fills in the checksum of ICMPv6, and that of ICMP is ours."""
+    blank = struct.pack("!BBHHH", ECHO_REQUEST[version], 0, 0, identity, SEQUENCE)
+    if version == 6:
+        return blank
+    total = sum(struct.unpack("!4H", blank))
+    total = (total & 0xFFFF) + (total >> 16)
+    return blank[:2] + struct.pack("!H", ~total & 0xFFFF) + blank[4:]
+
+
+def _answers(packet: bytes, version: int, identity: int) -> bool:
+    header = (packet[0] & 0xF) * 4 if version == 4 and packet else 0  # a raw IPv4 socket gives the IP header, too
+    answer = packet[header : header + 8]
+    return (
+        len(answer) == 8 and answer[0] == ECHO_REPLY[version] and answer[4:8] == struct.pack("!HH", identity, SEQUENCE)
+    )
