@@ -37,8 +37,8 @@ NOTHING = EndOutcome()
 
 # retransmission that gives up within milliseconds: 8 is 1 ms, and a retry count under 7 is finite everywhere
 QUICK = {"ack_timeout": 8, "retry_count": 2}
-# and one that a busy machine, whose answers take some milliseconds, does not fail by itself: a quarter of a second
-PATIENT = {"ack_timeout": 13, "retry_count": 6}
+# and one that a busy machine, which may hold a host back for a moment, does not fail by itself: a second
+PATIENT = {"ack_timeout": 15, "retry_count": 6}
 
 
 def failed(status: WCStatus, *, flushed: int = 1, **changes: Any) -> EndOutcome:

@@ -17,7 +17,8 @@ from write_programs import MESSAGE, WritePrograms, read_match
 
 from pytest_rdma import DeadlineError, Host, Pair
 
-PROGRAM_S = 4
+PROGRAM_S = 15
+IN_VAIN_S = 4
 HANG_S = 0.5
 RECORD_BYTES = 48
 ACCESS_STATUS = r"status (9|10):"
@@ -85,11 +86,12 @@ def test_d4_d3_d2_server_without_the_right_or_the_address_fails_the_client(
 
 def test_d8_server_that_polls_for_a_plain_write_waits_in_vain(programs: WritePrograms) -> None:
     """The message is there all the same: the client is done, and the server's poll ends at its deadline."""
+    programs.timeout_s = IN_VAIN_S
     server, port = programs.start_server("server-polls")
     client = programs.start_client(port)
     ended = server.wait()
     assert ended.returncode == 1
-    assert f"no completion within {PROGRAM_S} s" in ended.stderr.decode()
+    assert f"no completion within {IN_VAIN_S} s" in ended.stderr.decode()
     assert "least_ns" in client.wait().stdout.decode()
 
 
@@ -164,7 +166,7 @@ def test_d23_sleep_in_the_poll_loop_is_a_floor_under_the_latency(programs: Write
     """Verify: with a sleep of 1 ms no write is quicker than that; without, the quickest of many is."""
     least = []
     for defects in (("sleeping-poll",), ()):
-        _, client = programs.run_both(client=defects, options=("--repeat", "50"))
+        _, client = programs.run_both(client=defects, options=("--repeat", "200"))
         assert client.code == 0, client.complained
         least.append(int(client.said.split("least_ns ")[1]))
     assert least[0] >= 1_000_000 > least[1]

@@ -120,3 +120,9 @@ def test_a_row_names_what_it_runs_on() -> None:
         'Deviation("a.b", "passive", {"state": QPState.RTS}, "WHY", provider="rxe", kernel=("6.12", ""), '
         'rdma_core=("56.1", "")),'
     )
+
+
+def test_keys_that_receives_say_were_invalidated_are_told() -> None:
+    observed = SPECIFIED.with_(invalidated=(0x17,))
+    assert "invalidated keys 0x17" in complaint(observed)
+    check(observed, (replace(ROW, changes={"invalidated": (0x17,)}),))

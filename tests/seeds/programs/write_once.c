@@ -324,7 +324,7 @@ static void to_rts(const struct record *peer)
 		mask &= ~IBV_QP_AV;
 	move(&attr, mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, "move the QP to RTR");
 	attr = (struct ibv_qp_attr){
-		.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 6, .rnr_retry = 6, .sq_psn = psn, .max_rd_atomic = 1,
+		.qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 6, .rnr_retry = 6, .sq_psn = psn, .max_rd_atomic = 1,
 	};
 	move(&attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 	     IBV_QP_MAX_QP_RD_ATOMIC, "move the QP to RTS");
