@@ -1,0 +1,163 @@
+"""A test that leaves something on a host or harms it fails, by name; the next one is green. In the lab, for real."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+HOSTS = ("--rdma-host=host1", "--peer=host2")
+GATED = Path(__file__).parent / "gated_tests.py"
+NOT_CLOSED = ", made in this test and not closed"
+UNKNOWN = ", which our handles do not know"
+ERRORS = {
+    "test_qp": rf"left behind on host1: QP 0x[0-9a-f]+{NOT_CLOSED}",
+    "test_mr": rf"left behind on host1: buffer \d+ \(8192 bytes\){NOT_CLOSED}",
+    "test_cq": rf"left behind on host2: cq \d+{NOT_CLOSED}",
+    "test_pd": rf"left behind on host2: pd \d+{NOT_CLOSED}",
+    "test_objects_without_handles": rf"left behind on host2: context \d+ on rxe0{UNKNOWN}(.|\n)*"
+    rf"left behind on host2: PD \d+ on rxe0{UNKNOWN}",
+    "test_descriptor": r"left behind on host2: descriptor \d+ \(/etc/hostname\)",
+    "test_locked_memory": r"left behind on host1: \d+ KiB of pinned memory more than before",
+    "test_cm_id": rf"left behind on host1: rdma_cm listener 10\.99\.0\.1 port \d+{NOT_CLOSED}",
+    "test_program": rf"left behind on host1: program sleep 600 \(pid \d+\){NOT_CLOSED}",
+    "test_kernel_log": r"the kernel log of host2 says: BUG: unable to handle page fault",
+    "test_rnr_naks": r"rcvd_rnr_err \(rnr_naks\) of host1 rxe0/1 grew by \d+, and 0 is allowed",
+    "test_unknown_counter": r"host1 rxe0/1 counts no 'rnr_nacks'; it counts retransmissions, .*rcvd_rnr_err",
+}
+FAILS_TWICE = "test_fails_and_leaves_a_pd"
+
+
+@pytest.fixture(scope="module")
+def environment(ssh_config: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(ssh_config.parents[1]), "PYTHONPATH": ""}
+
+
+@pytest.fixture(scope="module")
+def cases(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
+) -> dict[str, list[ElementTree.Element]]:
+    """What the JUnit file says of each test of `gated_tests`: one run of them all."""
+    folder = tmp_path_factory.mktemp("gated")
+    (folder / "test_gated.py").write_text(GATED.read_text())
+    done = run(folder, environment, "--junitxml=out.xml")
+    assert done.returncode == 1, done.stdout
+    found: dict[str, list[ElementTree.Element]] = {}
+    for case in ElementTree.parse(folder / "out.xml").iter("testcase"):
+        found.setdefault(case.get("name", ""), []).append(case)
+    return found
+
+
+def run(folder: Path, environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *HOSTS, *options],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+
+
+def failures(elements: list[ElementTree.Element], tag: str) -> str:
+    return "\n".join(one.text or "" for element in elements for one in element.iter(tag))
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_is_left_or_harmed_is_named(cases: dict[str, list[ElementTree.Element]], name: str) -> None:
+    said = failures(cases[name], "error")
+    assert re.search(ERRORS[name], said), said
+    assert not failures(cases[name], "failure")
+
+
+def test_the_tests_own_failure_stays_and_the_leak_is_told_beside_it(
+    cases: dict[str, list[ElementTree.Element]],
+) -> None:
+    assert "the test's own failure" in failures(cases[FAILS_TWICE], "failure")
+    assert re.search(rf"left behind on host2: pd \d+{NOT_CLOSED}", failures(cases[FAILS_TWICE], "error"))
+
+
+def test_all_others_are_green(cases: dict[str, list[ElementTree.Element]]) -> None:
+    others = {name: found for name, found in cases.items() if name not in (*ERRORS, FAILS_TWICE)}
+    said = {name: failures(found, "error") + failures(found, "failure") for name, found in others.items()}
+    assert len(others) >= 14
+    assert {name: text for name, text in said.items() if text} == {}
+
+
+def test_an_option_limits_all_tests_and_refuses_unknown_names(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "def test_one(rdma_pair): rdma_pair.local.wait(rdma_pair.local.write(length=8))"
+    )
+    done = run(tmp_path, environment, "--rdma-counters=sent_pkts=0,rnr_naks=0", "-p", "no:cacheprovider")
+    assert re.search(r"rdma: sent_pkts of host1 rxe0/1 grew by \d+, and 0 is allowed", done.stdout), done.stdout
+    done = run(tmp_path, environment, "--rdma-counters=rnr_nacks=0")
+    assert done.returncode == 4
+    assert re.search(r"ERROR: --rdma-counters: host1 rxe0/1 counts no 'rnr_nacks'; it counts retrans", done.stdout)
+
+
+IN_PROCESS = """
+import pytest
+from pyverbs.device import Context
+from pyverbs.pd import PD
+
+kept = []
+
+@pytest.fixture(scope="module")
+def own():
+    context = Context(name="rxe0")
+    pd = PD(context)
+    yield pd
+    pd.close(), context.close()
+
+def test_own_objects_of_a_wider_fixture(rdma_pair, own):
+    pass
+
+def test_own_pd(rdma_pair):
+    kept.append(Context(name="rxe0"))
+    kept.append(PD(kept[-1]))
+
+def test_after(rdma_pair, own):
+    pass
+
+def test_closes(rdma_pair):
+    while kept:
+        kept.pop().close()
+
+def test_own_failure_holds_its_objects(rdma_pair):
+    context = Context(name="rxe0")
+    assert not context
+
+def test_last(rdma_pair):
+    pass
+"""
+WITHOUT_THE_LOG = "setpriv --bounding-set=-syslog,-sys_admin --inh-caps=-syslog,-sys_admin"
+
+
+def test_in_one_process_with_objects_of_the_users_own(on_guest: Callable[..., str], guest_pytest: object) -> None:
+    on_guest("mkdir -p /root/tree/own && cat > /root/tree/own/test_own.py", data=IN_PROCESS.encode())
+    command = "cd /root/tree && python3 -m pytest -p no:cacheprovider -rA own --rdma-device rxe0"
+    text = on_guest(f"{command} -W ignore; true")
+    assert re.search(r"^ERROR own/test_own\.py::test_own_pd - ", text, re.MULTILINE), text
+    assert re.search(rf"left behind on local host: PD \d+ on rxe0{UNKNOWN}", text), text
+    assert text.count("left behind") == 2, text
+    assert "1 failed, 5 passed, 1 error" in text
+
+
+def test_what_cannot_be_read_is_said_and_fails_under_strict(on_guest: Callable[..., str], guest_pytest: object) -> None:
+    command = (
+        f"cd /root/tree && {WITHOUT_THE_LOG} python3 -m pytest -p no:cacheprovider suites -k 64KiB --rdma-device rxe0"
+    )
+    text = on_guest(command)
+    unread = r"rdma: kernel log of local host cannot be read: EPERM \(1\).*; it takes root, or CAP_SYSLOG"
+    assert re.search(unread, text), text
+    text = on_guest(f"{command} --rdma-strict -x", expect=1)
+    assert re.search(rf"{unread}.*\(--rdma-strict fails what cannot be measured\)", text), text
