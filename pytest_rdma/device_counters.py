@@ -48,6 +48,10 @@ class DeviceCounters:
             self.unread = f"{device} has no counters"
         self._before = self._raw()
 
+    def close(self) -> None:
+        for _, file in self._files:
+            os.close(file)
+
     def _raw(self) -> tuple[bytes, ...]:
         try:
             told = self._netlink.counters(self._device, self._port) if self._netlink is not None else b""

@@ -15,11 +15,12 @@ from pytest_rdma.host import LocalHost
 from pytest_rdma.verbs_gates import Look, Watch
 
 if TYPE_CHECKING:
-    from pytest_rdma.host import Host
+    from pytest_rdma.host import Call, Host
     from pytest_rdma.rail import RailEnd
     from pytest_rdma.session import RdmaSession
 
 SETTLE_S = 0.5
+LOOK_S = 5.0
 
 
 @dataclass
@@ -58,23 +59,28 @@ def positions(session: RdmaSession) -> list[tuple[int, int]]:
 
 def ask(session: RdmaSession, op: str, **options: Any) -> list[Any]:
     """Run an op of ours on each host at once; None for a host that is lost, which others report."""
-    calls = []
+    calls: list[Call | None] = []
     for host, end in ends(session):
         args: list[Any] = []
         if op in ("gates.begin", "gates.end"):
             args = [asdict(watch(session, host, end, options)), options["test"]]
         try:
-            calls.append(host.invoke(op, *args) if isinstance(host, LocalHost) else host.submit(op, *args))
+            calls.append(host.submit(op, *args, timeout_s=LOOK_S))
         except HostLostError:
             calls.append(None)
-    return [_result(call) if hasattr(call, "result") else call for call in calls]
+    return [_result(call, options.get("failed", False)) for call in calls]
 
 
-def _result(call: Any) -> Any:
+def _result(call: Call | None, failed: bool) -> Any:
+    """Return the answer; what a test that failed has broken is not for us to tell."""
     try:
-        return call.result()
+        return call.result() if call is not None else None
     except HostLostError:
         return None
+    except RdmaError:
+        if failed:
+            return None
+        raise
 
 
 def watch(session: RdmaSession, host: Host, end: RailEnd, options: dict[str, Any]) -> Watch:
@@ -163,7 +169,7 @@ def end(item: pytest.Item, nextitem: pytest.Item | None) -> list[str]:
     following = nextitem.nodeid if isinstance(nextitem, pytest.Function) and running.needs_hosts(nextitem) else ""
     answers = ask(session, "gates.end", test=following, failed=failed, count=bool(limits))
     last = item.config.stash[ROUND]
-    last.test, last.positions = following, positions(session)
+    last.test, last.positions = "" if None in answers else following, positions(session)
     problems: list[str] = []
     for (host, place), told in zip(ends(session), answers):
         if told is not None:

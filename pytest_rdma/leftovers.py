@@ -65,6 +65,9 @@ class Process:
         self._device = device
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
+    def close(self) -> None:
+        os.close(self._status)
+
     def snapshot(self) -> Snapshot:
         entries: dict[tuple[int, int], Resource] = {}
         contexts: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.device_counters import DeviceCounters
 from pytest_rdma.errors import errno_text
-from pytest_rdma.host import LocalHost, op
+from pytest_rdma.host import LocalHost, close_all, op
 from pytest_rdma.kernel_log import KernelLog, harmful, is_emulated
 from pytest_rdma.leftovers import Process, Snapshot, find_leaks
 from pytest_rdma.rdma_netlink import RdmaNetlink
@@ -38,12 +38,11 @@ class Watch:
 
 @dataclass(frozen=True)
 class Look:
-    """What a look brought: leaks and harm in words, what the counters counted, and what could not be read and why."""
+    """What a look brought: leaks and harm in words, and what the counters counted where that was asked for."""
 
     leaks: Sequence[str]
     harm: Sequence[str]
     counted: dict[str, int]
-    unread: dict[str, str]
 
 
 class Gates:
@@ -71,6 +70,11 @@ class Gates:
             self.unread["counters"] = self.counters.unread
         self.known: Snapshot = self.process.snapshot()
         self.aside = self.known
+
+    def close(self) -> None:
+        """Give back the descriptors; the host that was watched is gone."""
+        closers = [one.close for one in (self.log, self.netlink, self.process, self.counters) if one is not None]
+        close_all(closers)
 
     def begin(self, test: str, now: Snapshot | None = None) -> None:
         """Compare what follows with what there is now, and write the name of the test into the kernel log."""
@@ -116,7 +120,8 @@ def since_test_began(host: LocalHost) -> tuple[dict[str, int], tuple[str, ...], 
 def op_begin(host: LocalHost, deadline: Deadline, watch: dict[str, Any], test: str) -> dict[str, str]:
     """Begin a test: return what cannot be measured here and why, by what it is."""
     if host not in _GATES:
-        _GATES[host] = Gates(Watch(**watch))
+        made = _GATES[host] = Gates(Watch(**watch))
+        weakref.finalize(host, made.close)
     _GATES[host].begin(test)
     return _GATES[host].unread
 
@@ -135,8 +140,7 @@ def op_end(host: LocalHost, deadline: Deadline, how: dict[str, Any], next_test: 
     look = Look(
         leaks,
         gates.harm(),
-        gates.counters.settled(deadline) if watch.count else {},
-        gates.unread,
+        gates.counters.settled(Deadline(watch.settle_s)) if watch.count else {},
     )
     gates.begin(next_test, now)
     return asdict(look)
