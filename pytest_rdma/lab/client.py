@@ -19,11 +19,13 @@ from typing import IO, Any
 
 import pytest_rdma
 from pytest_rdma.errors import RdmaEnvironmentError
+from pytest_rdma.lab.files import lock_within
 from pytest_rdma.lab.image import Image, Note
 from pytest_rdma.lab.supervisor import Task, argument
 
 ANSWER_S = 200.0
 DOWN_S = 20.0
+START_LOCK_S = 60.0
 # A socket of a lab adds its name and that of its directory, and the kernel allows 107 bytes.
 LONGEST_DIRECTORY = 107 - len("/lab-12345678/fabric1")
 UP = "up"
@@ -155,7 +157,7 @@ def _starting() -> Iterator[Path]:
     """Hold the right to look at, start or clean this user's labs."""
     runtime = runtime_directory()
     with open(runtime / "start.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock_within(lock, START_LOCK_S, "another start of a lab")
         yield runtime
 
 

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
+import time
 from pathlib import Path
+from typing import IO
+
+from pytest_rdma.deadline import Deadline
+from pytest_rdma.errors import RdmaEnvironmentError
 
 GUESTS = (1, 2)
+RETRY_S = 0.05
+
+
+def lock_within(file: IO[str], timeout_s: float, awaited: str) -> None:
+    """Take the lock of the file; RdmaEnvironmentError when whoever holds it does so for longer than `timeout_s`."""
+    deadline = Deadline(timeout_s)
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if deadline.passed:
+                raise RdmaEnvironmentError(f"lab: {awaited} did not end within {timeout_s:g} s: {file.name}") from None
+        time.sleep(RETRY_S)  # flock has no form with a time-out
 
 
 def console_of_the_dead(runtime: Path) -> Path:

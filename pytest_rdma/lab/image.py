@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pytest_rdma.errors import RdmaEnvironmentError
 from pytest_rdma.lab import recipe, sources
+from pytest_rdma.lab.files import lock_within
 from pytest_rdma.lab.requirements import require
 
 Note = Callable[[str], None]
@@ -78,7 +79,7 @@ def _build_lock(note: Note) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             note("lab: another process is building the image; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_within(lock, BUILD_TIMEOUT_S, "the other build of the image")
         yield
 
 
