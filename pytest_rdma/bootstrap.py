@@ -53,6 +53,7 @@ STAYS = (
     "reference",
     "remote",
     "report",
+    "routes",
     "running",
     "session",
     "ssh",
@@ -60,6 +61,8 @@ STAYS = (
     "ssh_connection",
     "streams",
     "watchdog",
+    "watched_host",
+    "watcher",
 )
 """The modules of the package that only a controller needs."""
 

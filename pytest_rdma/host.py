@@ -7,11 +7,9 @@ RemoteHost sends their names and arguments to an agent, which runs them on a Loc
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import os
-import platform
-import resource
-import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -35,7 +33,7 @@ OP_MODULES = {
     "call": ("shipping",),
     "cm": ("verbs_cm",),
     "cq": ("verbs_cq", "verbs_post"),
-    "device": ("verbs_device",),
+    "device": ("verbs_device", "verbs_health"),
     "evidence": ("verbs_evidence", "pinging"),
     "file": ("programs",),
     "gates": ("verbs_gates",),
@@ -176,6 +174,10 @@ class Host(ABC):
     @abstractmethod
     def ensure(self) -> None:
         """Make the host answer again when it was lost."""
+
+    @abstractmethod
+    def restart(self, cause: str) -> None:
+        """Give up all objects and begin anew; what hung on the old ones is stale, `cause` says why."""
 
     @abstractmethod
     def spawn(self) -> Host:
@@ -365,6 +367,7 @@ class LocalHost(Host):
         self.contexts: dict[str, Any] = {}
         self.device_locks: dict[str, int] = {}
         self.lock = threading.RLock()
+        self.pid = os.getpid()
         self._objects: dict[int, Resource] = {}
         self._next_handle = 1
         self._info: HostInfo | None = None
@@ -373,6 +376,8 @@ class LocalHost(Host):
     @property
     def info(self) -> HostInfo:  # type: ignore[override]
         if self._info is None:
+            from pytest_rdma.verbs_library import host_info
+
             self._info = host_info()
         return self._info
 
@@ -381,6 +386,11 @@ class LocalHost(Host):
 
     def ensure(self) -> None:
         """Do nothing: this process cannot be lost without its tests."""
+
+    def restart(self, cause: str) -> None:
+        self.close()
+        self.restart_cause = cause
+        self.generation += 1
 
     def invoke(self, name: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, stop: StopFlag | None = None) -> Any:
         return self.run_op(name, Deadline(timeout_s * self.timeout_scale, stop), args)
@@ -459,8 +469,13 @@ LIVE: weakref.WeakSet[LocalHost] = weakref.WeakSet()
 
 @atexit.register
 def close_live_hosts() -> None:
-    """Destroy in verbs order what nobody closed: pyverbs crashes when the interpreter's end picks the order."""
-    close_all([host.close for host in LIVE])
+    """Destroy in verbs order what nobody closed: pyverbs crashes when the interpreter's end picks the order.
+
+    What came over a fork is kept for ever: the child has the parent's device file, and would destroy its objects.
+    """
+    for host in [host for host in LIVE if host.pid != os.getpid()]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(host))
+    close_all([host.close for host in LIVE if host.pid == os.getpid()])
 
 
 def close_all(closers: list[Callable[[], Any]]) -> None:
@@ -477,25 +492,3 @@ def close_all(closers: list[Callable[[], Any]]) -> None:
         rest = "; ".join(str(error) for error in errors[1:])
         errors[0].args = (f"{errors[0]} (and then: {rest})",)
     raise errors[0]
-
-
-def host_info() -> HostInfo:
-    """Return the facts of this process and its machine."""
-    from pytest_rdma.verbs_library import library_versions
-
-    uname = platform.uname()
-    pyverbs, rdma_core = library_versions()
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return HostInfo(
-        hostname=uname.node,
-        kernel=uname.release,
-        machine=uname.machine,
-        python=platform.python_version(),
-        executable=sys.executable,
-        pyverbs=pyverbs,
-        rdma_core=rdma_core,
-        pid=os.getpid(),
-        uid=os.getuid(),
-        memlock_soft=soft,
-        memlock_hard=hard,
-    )

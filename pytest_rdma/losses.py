@@ -18,6 +18,9 @@ EXIT_CODE = 6
 """What pytest ends with when tests were blocked: its own codes end at 5."""
 
 RECONNECT_S = 30.0
+SOUND_S = 1.0
+"""How long the answer of a device that it is well is good for, unless a test fails."""
+
 PROPERTY = "rdma_blocked"
 OVERRULED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
@@ -39,6 +42,27 @@ class Losses:
         self.first: str | None = None
         self._spent_s = 0.0
         self._errors: dict[str, str] = {}
+        self._device: str | None = None
+        self._sound_until = 0.0
+
+    def doubt(self) -> None:
+        """Have the devices asked for their state before the next test: one has failed."""
+        self._sound_until = 0.0
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is time to ask: after a failure, and now and then, for each answer costs a round trip."""
+        return time.monotonic() >= self._sound_until
+
+    def judge(self, troubles: list[str | None], last_test: str | None) -> None:
+        """Take what the hosts say of their devices; BlockedError tells the first of it for as long as there is any."""
+        found = next((trouble for trouble in troubles if trouble), None)
+        if found is None:
+            self._device, self._sound_until = None, time.monotonic() + SOUND_S
+            return
+        self._device = self._device or (f"{found} (found after {last_test})" if last_test else found)
+        self.first = self.first or self._device
+        raise BlockedError(self._device)
 
     def mend(self, host: Host, bring_back: Callable[[], None], scale: float, *, reconnect: bool) -> None:
         """Bring the host back if it was lost; BlockedError says why it was and why that does not succeed.

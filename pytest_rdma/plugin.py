@@ -110,12 +110,15 @@ def connects_early(config: pytest.Config) -> bool:
 def session(config: pytest.Config) -> RdmaSession:
     """Return the one session of this run; nothing is opened yet."""
     if SESSION not in config.stash:
+        from _pytest.faulthandler import fault_handler_stderr_fd_key
+
         from pytest_rdma.session import LabFacts, RdmaSession
 
         worker: dict[str, Any] = getattr(config, "workerinput", {})
         shared = worker.get("rdma", {"run_id": worker.get("testrunuid"), "lab": None})
         lab = LabFacts.from_plain(shared["lab"]) if shared["lab"] else None
         config.stash[SESSION] = RdmaSession(configuration(config), shared["run_id"], lab)
+        config.stash[SESSION].stderr = config.stash.get(fault_handler_stderr_fd_key, 2)  # the one before capturing
     return config.stash[SESSION]
 
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shlex
 import signal as signals
-import sys
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import TYPE_CHECKING, Any
 
 from pytest_rdma import bootstrap, endpoint, programs, watchdog, wire
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, from_plain
 from pytest_rdma.host import DEFAULT_TIMEOUT_S, Call, Host
 from pytest_rdma.model import HostInfo
-from pytest_rdma.streams import ProcessStream, Stream
+from pytest_rdma.routes import ExecTarget as ExecTarget
+from pytest_rdma.routes import Route, Target, route_to
+from pytest_rdma.streams import Stream
 from pytest_rdma.watchdog import Seen
 
 if TYPE_CHECKING:
-    from pytest_rdma.ssh import SshTarget
-    from pytest_rdma.ssh_connection import SshConnection
+    pass
 
 CONNECT_TIMEOUT_S = 20.0
 BOOTSTRAP_TIMEOUT_S = 60.0
@@ -34,106 +32,6 @@ CLOSE_GRACE_S = 5.0
 INTERRUPT_GRACE_S = 1.0
 READ_SLICE_S = 0.5
 WAIT_SLICE_S = 0.5
-SHELL_COMMAND = "exec /bin/sh"
-
-
-@dataclass(frozen=True)
-class ExecTarget:
-    """A command of this machine that runs on the host what follows it: `ssh -J gate host2`, `podman exec -i b`."""
-
-    command: str
-
-    @property
-    def name(self) -> str:
-        return self.command
-
-    def argv(self) -> list[str]:
-        try:
-            words = shlex.split(self.command)
-        except ValueError as error:
-            raise RdmaUsageError(f"the command {self.command!r} cannot be split into words: {error}") from None
-        if not words:
-            raise RdmaUsageError("the command that is to reach the host is empty")
-        return [*words, "/bin/sh"]
-
-
-class Route(Protocol):
-    """A way to a host that can carry several streams: `open` one to a Python, or `shell` one to a script."""
-
-    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream: ...
-
-    def shell(self, script: bytes, deadline: Deadline) -> Stream: ...
-
-    def close(self) -> None: ...
-
-
-class ExecRoute:
-    """Each stream is a process of its own."""
-
-    def __init__(self, target: ExecTarget) -> None:
-        self._target = target
-
-    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
-        return self.shell(bootstrap.shell_script(marker, python), deadline)
-
-    def shell(self, script: bytes, deadline: Deadline) -> Stream:
-        return start_shell(ProcessStream(self._target.argv(), self._target.command), script, deadline)
-
-    def close(self) -> None:
-        pass
-
-
-class ChildRoute:
-    """Each stream is a child process of this one, by the same interpreter."""
-
-    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
-        python = python or sys.executable
-        return ProcessStream(bootstrap.python_argv(marker, python), python)
-
-    def shell(self, script: bytes, deadline: Deadline) -> Stream:
-        return start_shell(ProcessStream(["/bin/sh"], "/bin/sh"), script, deadline)
-
-    def close(self) -> None:
-        pass
-
-
-class SshRoute:
-    """Each stream is a channel of one SSH connection, which is made anew when it has ended."""
-
-    def __init__(self, target: SshTarget) -> None:
-        self._target = target
-        self._lock = threading.Lock()
-        self._connections: list[SshConnection] = []
-
-    def open(self, marker: tuple[str, str], python: str | None, deadline: Deadline) -> Stream:
-        return self.shell(bootstrap.shell_script(marker, python), deadline)
-
-    def shell(self, script: bytes, deadline: Deadline) -> Stream:
-        with self._lock:
-            stream = self._open_channel(deadline)
-        return start_shell(stream, script, deadline)
-
-    def _open_channel(self, deadline: Deadline) -> Stream:
-        """Open a channel on a connection there is; a new one where that has ended or takes no more."""
-        from pytest_rdma.ssh import connect
-
-        for connection in self._connections:
-            if connection.usable:
-                with contextlib.suppress(HostUnreachableError):  # half the time: it may be dead and not know it
-                    return connection.open(SHELL_COMMAND, Deadline(deadline.remaining_s / 2))
-        self._connections.append(connect(self._target, deadline))
-        return self._connections[-1].open(SHELL_COMMAND, deadline)
-
-    def close(self) -> None:
-        while self._connections:
-            self._connections.pop().close()
-
-
-def start_shell(stream: Stream, script: bytes, deadline: Deadline) -> Stream:
-    """Hand the script to the shell; one that has ended already is found out by reading, which knows why."""
-    with contextlib.suppress(HostLostError):
-        stream.write(script, deadline)
-    return stream
 
 
 class RemoteCall(Call):
@@ -352,8 +250,6 @@ class Link:
 HANDLE_MODULES = (endpoint, programs)
 """What defines the handles that an agent may answer with."""
 
-Target = Union[ExecTarget, "SshTarget"]
-
 
 class RemoteHost(Host):
     """A host reached through a stream. `open` brings up its agent; `ensure` makes it anew when it was lost."""
@@ -372,7 +268,7 @@ class RemoteHost(Host):
         self.timeout_scale = timeout_scale
         self._python = python
         self._parent = parent
-        self._route: Route = parent._route if isinstance(parent, RemoteHost) else _route_to(target)
+        self._route: Route = parent._route if isinstance(parent, RemoteHost) else route_to(target)
         self._link: Link | None = None
         self._gone: str | None = None
         self._stands: Seen | None = None
@@ -486,12 +382,6 @@ class RemoteHost(Host):
             link.close(grace_s)
             if link.seen is not None and link.seen.stands:
                 self._stands = link.seen
-
-
-def _route_to(target: Target | None) -> Route:
-    if target is None:
-        return ChildRoute()
-    return ExecRoute(target) if isinstance(target, ExecTarget) else SshRoute(target)
 
 
 def spawn_local(host: Host) -> RemoteHost:

@@ -151,6 +151,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     opened = item.stash.get(USED, None)
     if made.failed and opened is not None:
         item.stash[FAILED] = True
+        opened.losses.doubt()
         made.sections += report.sections(opened, call.excinfo.value)
 
 

@@ -180,6 +180,7 @@ class RdmaSession:
         self.config = config
         self.run_id = run_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.note: Note | None = None
+        self.stderr = 2
         self.hosts = Once(self._open_hosts)
         self.rail = Once(self._open_rail)
         self.lab = Once(self._obtain_lab) if lab is None else Once(lambda: lab)
@@ -222,6 +223,7 @@ class RdmaSession:
         if opened.hosts.made and opened.config.hosts != config.hosts:
             raise RdmaUsageError("an own rdma_config names other hosts than those that this run has opened already")
         derived = RdmaSession(config, self.run_id, self.lab() if config.lab.value else None)
+        derived.stderr = self.stderr
         if opened.config.hosts == config.hosts:
             derived.hosts = opened.hosts
             derived.losses = opened.losses
@@ -237,9 +239,27 @@ class RdmaSession:
         reconnect = self.config.on_peer_loss.value == "reconnect"
         for index, host in enumerate(self.hosts()):
             self.losses.mend(host, partial(self._bring_back, index), self.timeout_scale.value, reconnect=reconnect)
+        if self.losses.in_doubt:
+            self.losses.judge(self._troubles(), self.local.current_test)
         for host in self.hosts():
             host.current_test = test
         self._stderr_before = self._stderr_tails()
+
+    def _troubles(self) -> list[str | None]:
+        """Ask both hosts at once what keeps their devices from being used; renew what is dead there for us alone."""
+        from pytest_rdma.pairing import both
+        from pytest_rdma.verbs_health import RENEW
+
+        ends = (self.rail().local, self.rail().peer)
+        rows = [(end.gid.index, end.gid.gid) if end.gid else (None, None) for end in ends]
+        args = [(end.device.name, end.port.number, *row) for end, row in zip(ends, rows)]
+        found = both(self.hosts(), "device.health", args)
+        for index, host in enumerate(self.hosts()):
+            if found[index] == RENEW:
+                host.restart(f"{ends[index].device.name} on {host.name} went away and came back")
+                self._bring_back(index)
+        again = both(self.hosts(), "device.health", args) if RENEW in found else found
+        return [ends[i].device.name + " answers no more" if text == RENEW else text for i, text in enumerate(again)]
 
     def _bring_back(self, index: int) -> None:
         host = self.hosts()[index]
@@ -326,13 +346,7 @@ class RdmaSession:
 
             one, two = (RemoteHost(lab_target(host), timeout_scale=scale) for host in self.lab().hosts)
             return one, two
-        local: Host
-        if config.host.value:
-            local = _remote(config.host.value, config.python.value, scale)
-        else:
-            from pytest_rdma.host import LocalHost
-
-            local = LocalHost(LOCAL_NAME, timeout_scale=scale)
+        local = _remote(config.host.value, config.python.value, scale) if config.host.value else self._own_host(scale)
         return local, self._make_peer(scale)
 
     def _make_peer(self, scale: float) -> Host:
@@ -346,9 +360,12 @@ class RdmaSession:
             return _remote(config.peer.value, config.peer_python.value, scale)
         if config.host.value:
             return _remote(config.host.value, config.python.value, scale)
-        from pytest_rdma.host import LocalHost
+        return self._own_host(scale)
 
-        return LocalHost(LOCAL_NAME, timeout_scale=scale)
+    def _own_host(self, scale: float) -> Host:
+        from pytest_rdma.watched_host import WatchedHost
+
+        return WatchedHost(LOCAL_NAME, timeout_scale=scale, stderr=self.stderr)
 
     @property
     def one_process(self) -> bool:

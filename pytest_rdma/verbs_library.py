@@ -6,13 +6,17 @@ import importlib
 import importlib.util
 import logging
 import os
+import platform
 import re
+import resource
+import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from pytest_rdma.errors import RdmaEnvironmentError, VerbsError, errno_text
+from pytest_rdma.model import HostInfo
 
 MODULES = ("device", "pd", "mr", "cq", "srq", "qp", "wr", "addr", "pyverbs_error")
 HOW_TO_INSTALL = "install it: `apt-get install python3-pyverbs` or `dnf install python3-pyverbs`"
@@ -92,3 +96,23 @@ def verbs_error(attempt: str, error: Exception, hint: str = "") -> VerbsError:
     number = error_number(error)
     text = f"{attempt}: {errno_text(number) if number else error}"
     return VerbsError(f"{text}; {hint}" if hint else text, errno=number)
+
+
+def host_info() -> HostInfo:
+    """Return the facts of this process and its machine."""
+    uname = platform.uname()
+    version, rdma_core = library_versions()
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return HostInfo(
+        hostname=uname.node,
+        kernel=uname.release,
+        machine=uname.machine,
+        python=platform.python_version(),
+        executable=sys.executable,
+        pyverbs=version,
+        rdma_core=rdma_core,
+        pid=os.getpid(),
+        uid=os.getuid(),
+        memlock_soft=soft,
+        memlock_hard=hard,
+    )

@@ -57,3 +57,16 @@ def test_a_host_that_takes_long_to_stay_away_is_not_asked_for_ever(monkeypatch: 
         with pytest.raises(BlockedError, match=FIRST):
             found.mend(lost_host(), lambda: refuse(tries), 1.0, reconnect=True)
     assert len(tries) == 1
+
+
+def test_a_device_that_is_down_blocks_until_it_is_back() -> None:
+    found = Losses()
+    assert found.in_doubt
+    for trouble in ("rxe0/1 on host2 is DOWN", "rxe0 on host2 is gone"):
+        with pytest.raises(BlockedError, match=r"^rxe0/1 on host2 is DOWN \(found after test_x\)$"):
+            found.judge([None, trouble], "test_x")
+        assert found.in_doubt
+    found.judge([None, None], "test_y")
+    assert not found.in_doubt
+    found.doubt()
+    assert found.in_doubt

@@ -50,6 +50,9 @@ class Recorder(Host):
         )
 
     def open(self) -> None: ...
+    def restart(self, cause: str) -> None:
+        raise NotImplementedError
+
     def ensure(self) -> None: ...
     def close(self) -> None: ...
     def spawn(self) -> Host:

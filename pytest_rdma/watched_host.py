@@ -1,0 +1,113 @@
+"""The host of the controller's own process, watched from another one.
+
+What verbs do in this process no other thread of it can end: a call that never returns from the kernel holds the main
+thread, and often the GIL with it. So a small process looks, twice a second, at a page that both share: which ops run,
+until when, and whether Python still runs here. When an op has outlived its deadline it says so on standard error,
+with what /proc tells, has faulthandler print the stacks, and ends this process. It ends with it, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pytest_rdma import watcher
+from pytest_rdma.deadline import Deadline
+from pytest_rdma.host import LocalHost
+
+CLOSE_S = 30.0
+DEBUGGERS = ("bdb", "cmd", "code", "pdb", "debugpy", "pydevd", "_pydevd", "IPython")
+
+
+class Watch:
+    """The page that is shared with the watcher, and the watcher."""
+
+    def __init__(self, grace_s: float, stderr: int) -> None:
+        memory = os.memfd_create("pytest-rdma-watch")
+        os.ftruncate(memory, watcher.PAGE_BYTES)
+        self._page = mmap.mmap(memory, watcher.PAGE_BYTES)
+        self._free = list(range(watcher.SLOTS))
+        self._pid = os.getpid()
+        self._main = threading.main_thread().ident
+        self._beat()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(watcher.__file__)), str(os.getpid()), str(memory), str(grace_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=[memory],
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        os.close(memory)
+        threading.Thread(target=self._keep_beating, name="rdma beat", daemon=True).start()
+
+    @contextlib.contextmanager
+    def op(self, name: str, deadline: Deadline) -> Iterator[None]:
+        """Have the op watched that runs meanwhile."""
+        slot = self._free.pop() if self._free and os.getpid() == self._pid else None
+        if slot is None:
+            yield
+            return
+        at = watcher.slot_offset(slot)
+        text = name.encode()[: watcher.NAME_BYTES]
+        struct.pack_into(watcher.SLOT, self._page, at, 0, threading.get_native_id(), text)
+        struct.pack_into("q", self._page, at, deadline.at_ns)  # last: it makes the slot count
+        try:
+            yield
+        finally:
+            struct.pack_into("q", self._page, at, 0)
+            self._free.append(slot)
+
+    def _keep_beating(self) -> None:
+        while True:
+            time.sleep(watcher.TICK_S)
+            self._beat()
+
+    def _beat(self) -> None:
+        struct.pack_into(watcher.HEAD, self._page, 0, time.monotonic_ns(), self._debugged())
+
+    def _debugged(self) -> bool:
+        """Whether somebody looks at the main thread with a debugger, and takes the time it takes."""
+        frame = sys._current_frames().get(self._main or 0)
+        while frame is not None:
+            if str(frame.f_globals.get("__name__")).partition(".")[0] in DEBUGGERS:
+                return True
+            frame = frame.f_back
+        return False
+
+
+class WatchedHost(LocalHost):
+    """A LocalHost whose ops are watched from when it is opened; `stderr` is the descriptor to complain on."""
+
+    def __init__(self, name: str, *, timeout_scale: float, stderr: int) -> None:
+        super().__init__(name, timeout_scale=timeout_scale)
+        self._stderr = stderr
+
+    def open(self) -> None:
+        if not _WATCH:
+            _WATCH.append(Watch(GRACE_S * self.timeout_scale, self._stderr))
+
+    def run_op(self, name: str, deadline: Deadline, args: tuple[Any, ...]) -> Any:
+        with self._watched(name, deadline):
+            return super().run_op(name, deadline, args)
+
+    def close(self) -> None:
+        with self._watched("closing", Deadline(CLOSE_S * self.timeout_scale)):
+            super().close()
+
+    def _watched(self, name: str, deadline: Deadline) -> contextlib.AbstractContextManager[None]:
+        return _WATCH[0].op(name, deadline) if _WATCH else contextlib.nullcontext()
+
+
+GRACE_S = 5.0
+_WATCH: list[Watch] = []
+"""The one watch of this process, for all its hosts."""
