@@ -20,7 +20,8 @@ LOOK_S = 10.0
 PATIENCE = 30
 """How often it is looked whether a signal has ended the process, 0.1 s apart."""
 
-# Only `sleep` is not built into the shell. A whole block, so that it is read before it runs.
+# Only `sleep` is not built into the shell. A whole block, so that it is read before it runs. A signal is sent again and
+# again: one that comes while another is pending goes to another thread, and does not wake the main one from its read.
 SCRIPT = """\
 { exec 2>/dev/null
 p=/proc/@PID
@@ -34,7 +35,14 @@ look() {
     done
 }
 lives() { s=; read -r s <$p/stat; case ${s##*) } in ''|Z*|X*) return 1;; esac; }
-await() { n=0; while lives; do [ $n -ge @PATIENCE ] && return 1; n=$((n+1)); sleep 0.1 || sleep 1; done; }
+ended_by() {
+    n=0
+    while lives; do
+        [ $n -ge @PATIENCE ] && return 1
+        n=$((n+1)); kill -$1 @PID; sleep 0.1 || sleep 1
+    done
+    tell "ended SIG$1"
+}
 read -r up rest </proc/uptime; tell "uptime $up"
 lives || { tell gone; exit; }
 look task
@@ -42,11 +50,9 @@ s=; read -r s <$p/stat; set -- ${s##*) }; w=; read -r w </proc/$2/wchan; s=; rea
 [ -n "$s" ] && tell "carrier ${w:-0} $s"
 ours=; while read -r l || [ -n "$l" ]; do case $l in *@AGENT*) ours=1;; esac; done <$p/cmdline
 [ $ours ] || { tell gone; exit; }
-kill -CONT @PID; kill -USR1 @PID; kill -TERM @PID
-await && { tell ended SIGTERM; exit; }
-kill -KILL @PID
-await && { tell ended SIGKILL; exit; }
-look left; tell stands; exit; }
+kill -CONT @PID; kill -USR1 @PID
+ended_by TERM || ended_by KILL || { look left; tell stands; }
+exit; }
 """
 
 
