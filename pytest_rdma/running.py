@@ -128,7 +128,8 @@ def fails_when_skipped(item: pytest.Item, reason: BaseException) -> bool:
 
 
 def has_failed(item: pytest.Item) -> bool:
-    return item.stash.get(FAILED, False)
+    """Whether it failed, or was interrupted: a host that is lost with that is not reported again as objects close."""
+    return item.stash.get(FAILED, False) or item.session.exitstatus == pytest.ExitCode.INTERRUPTED
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
