@@ -11,13 +11,15 @@ from pathlib import Path
 OBJECTS = ("qp", "cq", "mr", "pd")
 NETDEV, DEVICE, MTU = "fabric", "rxe0", 9000
 TABLE = "pytest_rdma_fault"
+KERNELS = " comm ["  # what the kernel made for itself, anew with each device
+LISTENER = "sshd: /usr/sbin/sshd"  # its title counts connections
 
 
 def look() -> list[str]:
     """Return a line for each process, verbs object, queueing discipline, table of rules and file there is."""
     found = [f"process {pid} {state} {words}" for pid, state, words in processes()]
     for kind in OBJECTS:
-        found += [f"{kind} {line}" for line in lines("rdma", "resource", "show", kind)]
+        found += [f"{kind} {line}" for line in lines("rdma", "resource", "show", kind) if KERNELS not in line]
     found += [f"qdisc {line}" for line in lines("tc", "qdisc", "show", "dev", NETDEV) if "netem" in line]
     found += lines("nft", "list", "tables")
     found += [f"files {path}" for path in Path("/tmp").glob("pytest-rdma-files-*")]
@@ -33,8 +35,8 @@ def processes() -> list[tuple[int, str, str]]:
         with contextlib.suppress(OSError):
             if folder.name.isdigit() and (words := (folder / "cmdline").read_bytes()):
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                if int(parent) != os.getpid():
-                    text = words.replace(b"\0", b" ").decode(errors="replace").split("\n")[0]
+                text = words.replace(b"\0", b" ").decode(errors="replace").split("\n")[0]
+                if int(parent) != os.getpid() and not text.startswith(LISTENER):
                     found.append((int(folder.name), state, text[:80]))
     return found
 
