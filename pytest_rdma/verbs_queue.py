@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -113,7 +114,15 @@ class QPEntry(Resource):
         # rxe waits 50 s for the windows that a QP has bound
         windows = [partial(self.host.discard, window.front.handle) for window in self.windows]
         owned = [partial(self.host.discard, entry.front.handle) for entry in self.owned]
-        close_all([*windows, self.raw_qp.close, self.forget_address, *owned])
+        close_all([*windows, self.raw_qp.close, self.forget_address, *self._made_in_own_pd(), *owned])
+
+    def _made_in_own_pd(self) -> list[Callable[[], None]]:
+        """Return what closes all else in the PD that goes with this QP: pyverbs would, and leave the handles."""
+        if self.pd not in self.owned:
+            return []
+        table = self.host.table()
+        users = sorted((table[number].close_rank, number) for number in self.pd.users if number in table)
+        return [partial(self.host.discard, number) for _, number in users]
 
 
 class Raw:

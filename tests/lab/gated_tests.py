@@ -54,6 +54,10 @@ def test_after_mr(rdma_pair: Pair) -> None:
     pass
 
 
+def test_mr_that_goes_with_the_pair(rdma_pair: Pair) -> None:
+    rdma_pair.peer.host.mr(rdma_pair.peer.pd, 8192)
+
+
 def test_cq(rdma_peer: Host) -> None:
     rdma_peer.cq("rxe0", events=True)
 
