@@ -42,10 +42,8 @@ WATCHED = pytest.StashKey[bool]()
 
 
 def ends(session: RdmaSession) -> list[tuple[Host, RailEnd]]:
-    """Return the hosts to look at, once each process."""
     rail = session.rail()
-    both = list(zip(session.hosts(), (rail.local, rail.peer)))
-    return both[:1] if session.one_process else both
+    return list(zip(session.hosts(), (rail.local, rail.peer)))
 
 
 def called(host: Host, end: RailEnd) -> str:
@@ -60,10 +58,11 @@ def positions(session: RdmaSession) -> list[tuple[int, int]]:
 def ask(session: RdmaSession, op: str, **options: Any) -> list[Any]:
     """Run an op of ours on each host at once; None for a host that is lost, which others report."""
     calls: list[Call | None] = []
-    for host, end in ends(session):
+    for index, (host, end) in enumerate(ends(session)):
         args: list[Any] = []
         if op in ("gates.begin", "gates.end"):
-            args = [asdict(watch(session, host, end, options)), options["test"]]
+            again = bool(index) and session.looped_back  # one kernel log, and it may be one process
+            args = [asdict(watch(session, host, end, options)), "" if again else options["test"]]
         try:
             calls.append(host.submit(op, *args, timeout_s=LOOK_S))
         except HostLostError:
@@ -90,6 +89,7 @@ def watch(session: RdmaSession, host: Host, end: RailEnd, options: dict[str, Any
         end.port.number,
         ours=not in_process,
         kept=session.kept_handles() if host is session.local else (),
+        process=not (session.one_process and host is session.peer),
         settle_s=SETTLE_S * host.timeout_scale,
         judge_objects=not (in_process and options.get("failed", False)),  # a traceback keeps a test's objects alive
         count=options.get("count", False),
@@ -177,7 +177,7 @@ def end(item: pytest.Item, nextitem: pytest.Item | None) -> list[str]:
             problems += [f"left behind on {host.name}: {text}" for text in look.leaks]
             problems += [f"the kernel log of {host.name} says: {text}" for text in look.harm]
             problems += exceeded(limits, look.counted, called(host, place))
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,11 +150,10 @@ def is_descendant(thread: int) -> bool:
     return False
 
 
-def find_leaks(before: Snapshot, now: Snapshot, kept: Iterable[int], ours: bool) -> list[str]:
+def find_leaks(before: Snapshot, now: Snapshot, kept: Container[tuple[int, int]], ours: bool) -> list[str]:
     """Return in words what is there now and was not before; with `ours`, descriptors of any kind count."""
     entries = _new(before.entries, now.entries)
-    keeps = set(kept)
-    left = {key: one for key, one in entries.items() if key[1] not in keeps and one.front.kind not in OURS}
+    left = {key: one for key, one in entries.items() if key not in kept and one.front.kind not in OURS}
     inner = {id(part) for one in left.values() for part in getattr(one, "owned", ())}
     words = [f"{one.front.label}, made in this test and not closed" for one in left.values() if id(one) not in inner]
     unknown = _unexplained(before, now, entries)

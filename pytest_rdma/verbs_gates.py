@@ -23,6 +23,7 @@ WATCH_S = 0.005
 class Watch:
     """How to look at a host: at which device, and whether its process is all ours, as that of an agent is.
 
+    Without `process`, only the counters are looked at: another host of the same process is looked at for the rest.
     `kept` are handles that outlive the test on purpose. `settle_s` is how long an object may take to go. With `count`
     the counters are told.
     """
@@ -30,6 +31,7 @@ class Watch:
     device: str
     port: int
     ours: bool
+    process: bool = True
     kept: Sequence[int] = ()
     settle_s: float = 0.5
     judge_objects: bool = True
@@ -85,12 +87,14 @@ class Gates:
             if test:
                 self.log.mark(test)
 
-    def leaks(self, watch: Watch) -> tuple[list[str], Snapshot]:
+    def leaks(self, host: LocalHost, watch: Watch) -> tuple[list[str], Snapshot]:
         """Return what is left, once it has not gone within the time to settle: drivers destroy some objects later."""
         deadline = Deadline(watch.settle_s)
+        kept = {(id(host), handle) for handle in watch.kept}
         while True:
             now = self.process.snapshot()
-            found = find_leaks(self.known, now, watch.kept, watch.ours) if watch.judge_objects else []
+            judged = watch.process and watch.judge_objects
+            found = find_leaks(self.known, now, kept, watch.ours) if judged else []
             if not found or deadline.passed:
                 return found, now
             time.sleep(WATCH_S)
@@ -136,10 +140,10 @@ def op_end(host: LocalHost, deadline: Deadline, how: dict[str, Any], next_test: 
     if gates is None:
         return None
     watch = Watch(**how)
-    leaks, now = gates.leaks(watch)
+    leaks, now = gates.leaks(host, watch)
     look = Look(
         leaks,
-        gates.harm(),
+        gates.harm() if watch.process else [],
         gates.counters.settled(Deadline(watch.settle_s)) if watch.count else {},
     )
     gates.begin(next_test, now)

@@ -30,7 +30,7 @@ def snapshot(entries: dict[int, Any], *objects: KernelObject, **rest: Any) -> Sn
     )
 
 
-def leaks(now: Snapshot, before: Snapshot = BEFORE, kept: tuple[int, ...] = ()) -> list[str]:
+def leaks(now: Snapshot, before: Snapshot = BEFORE, kept: tuple[tuple[int, int], ...] = ()) -> list[str]:
     return find_leaks(before, now, kept, ours=True)
 
 
@@ -43,7 +43,7 @@ def test_an_object_with_a_handle_is_told_once_with_what_it_owns() -> None:
 
 def test_an_object_that_no_handle_knows_is_told_by_its_number() -> None:
     pd = entry("pd", "PD 1")
-    assert leaks(snapshot({1: pd}, kernel("PD", 5, 0), kernel("PD", 8, 0)), kept=(1,)) == [
+    assert leaks(snapshot({1: pd}, kernel("PD", 5, 0), kernel("PD", 8, 0)), kept=((1, 1),)) == [
         "PD 8 on rxe0, which our handles do not know"
     ]
     assert leaks(snapshot({}, kernel("QP", 0x20, 5))) == ["QP 0x20 on rxe0, which our handles do not know"]
@@ -52,7 +52,7 @@ def test_an_object_that_no_handle_knows_is_told_by_its_number() -> None:
 def test_what_is_kept_or_was_there_is_no_leak() -> None:
     pd = entry("pd", "PD 1")
     now = snapshot({1: pd, 2: entry("scratch", "scratch 2")}, kernel("PD", 5, 0))
-    assert leaks(now, kept=(1,)) == []
+    assert leaks(now, kept=((1, 1),)) == []
     assert leaks(now, before=now) == []
 
 
