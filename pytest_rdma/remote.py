@@ -91,7 +91,7 @@ class Link:
         self._frames = wire.FrameReader(host.name)
         self._closing = False
         self._watch: threading.Thread | None = None
-        self._said = ""
+        self._said: str | None = None
         self.seen: Seen | None = None
         self._rest = rest
         self._reader = threading.Thread(target=self._read, name=f"frames of {host.name}", daemon=True)
@@ -183,7 +183,7 @@ class Link:
         self.stream.release()
 
     def _loss(self, call: RemoteCall) -> HostLostError:
-        words = self._said or self.stream.stderr.last_lines()
+        words = self.stream.stderr.last_lines() if self._said is None else self._said
         test = f" in {call.test}" if call.test else ""
         said = f"; the last on its stderr: {words}" if words else ""
         return HostLostError(

@@ -140,10 +140,11 @@ class Seen:
 
     @property
     def _alive(self) -> str:
-        main = self.tasks[0] if self.tasks else None
-        if main is None:
+        if not self.tasks:
             return "was not seen"
-        return f"was alive (state {main.state}{f' in {main.wchan}' if main.wchan else ''})"
+        busy = [task for task in self.tasks[1:] if "futex" not in task.wchan]  # the others wait for work
+        one = busy[-1] if busy else self.tasks[0]
+        return f"was alive (thread {one.number}: state {one.state}{f' in {one.wchan}' if one.wchan else ''})"
 
     @property
     def text(self) -> str:

@@ -34,8 +34,14 @@ def said(*lines: str) -> str:
             "thread 17 is in uninterruptible sleep in the kernel",
         ),
         (
-            ["task hrtimer_nanosleep 17 (python3) S 9", "carrier do_signal_stop 9 (sshd) T 1 9", "ended SIGTERM"],
-            "agent 17 on host2 was alive (state S in hrtimer_nanosleep); "
+            [
+                "task pipe_read 17 (python3) S 9",
+                "task hrtimer_nanosleep 18 (python3) S 9",
+                "task futex_do_wait 19 (python3) S 9",
+                "carrier do_signal_stop 9 (sshd) T 1 9",
+                "ended SIGTERM",
+            ],
+            "agent 17 on host2 was alive (thread 18: state S in hrtimer_nanosleep); "
             "sshd 9, which carries it, was stopped (state T); SIGTERM ended it",
         ),
         (["gone"], "host2 answers on another channel, but its agent 17 is gone"),
