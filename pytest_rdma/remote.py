@@ -226,7 +226,7 @@ class Link:
             return
         ended = self.stream.exit_text(1.0)
         if self.stream.cut:
-            self.give_up(f"the connection was cut ({ended})")
+            self.give_up(f"its stream ended with {ended}")
         else:
             self.lose(f"the agent ended: {ended}")
 
@@ -332,7 +332,8 @@ class RemoteHost(Host):
             self._check_nothing_stands()
             self.open()
         except HostUnreachableError as error:
-            error.args = (f"{self._gone}; it does not come back: {error}",)
+            why = "" if str(error) in self._gone else f": {error}"
+            error.args = (f"{self._gone}; it does not come back{why}",)
             raise
         self._gone = None
 
