@@ -28,6 +28,7 @@ from pytest_rdma.model import HostInfo
 from pytest_rdma.streams import Stream, one_line, read_until
 
 STAYS = (
+    "artifacts",
     "benchmark",
     "bootstrap",
     "capabilities",
@@ -45,6 +46,7 @@ STAYS = (
     "explaining",
     "fixtures",
     "gates",
+    "gathering",
     "known_hosts",
     "losses",
     "options",
@@ -55,6 +57,7 @@ STAYS = (
     "report",
     "routes",
     "running",
+    "sections",
     "session",
     "ssh",
     "ssh_config",

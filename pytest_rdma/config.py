@@ -71,6 +71,7 @@ class RdmaConfig:
     on_peer_loss: Setting[str] = Setting("reconnect")
     reference: Setting[str | None] = Setting(None)
     counters: Setting[tuple[tuple[str, int], ...]] = Setting(())
+    artifacts: Setting[str | None] = Setting(None)
     timeout_scale: Setting[float] = Setting(1.0)
 
     @property

@@ -6,9 +6,11 @@ It is imported by every pytest run, also by those that have nothing to do with R
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 MTUS = (256, 512, 1024, 2048, 4096)
@@ -129,6 +131,18 @@ def _one_of(*words: str) -> Callable[[str], str]:
         return text.strip()
 
     return parse
+
+
+def _folder(text: str) -> str:
+    """Refuse what can be known to take no files, before hours of tests have found something to keep."""
+    path = there = Path(text).expanduser().absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise ValueError(f"a directory: {there} is in the way")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"a directory to write to: {there} does not let this user")
+    return str(path)
 
 
 def _switch(text: str) -> bool:
@@ -313,6 +327,14 @@ OPTIONS: tuple[Option, ...] = (
         "Fail a passing test during which a counter of either device grew by more than MAX: retransmissions, "
         "out_of_sequence, sequence_errors, rnr_naks, drops, or any that the device has. They count for the whole "
         "device, which must be idle but for the tests.",
+        "none",
+    ),
+    Option(
+        "artifacts",
+        ("--rdma-artifacts",),
+        "DIR",
+        _folder,
+        "Keep of each failed test a folder there: evidence.json, the diagnosis, both hosts, their kernel logs.",
         "none",
     ),
     Option(

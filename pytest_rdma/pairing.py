@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import secrets
+import time
+import weakref
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import RdmaError, RdmaUsageError
@@ -14,12 +17,18 @@ from pytest_rdma.host import Call, Handle, Host, LocalHost, close_all
 from pytest_rdma.model import PSN_BITS, ConnectionAttributes, EndpointCaps, ExchangeRecord
 from pytest_rdma.rail import Rail, RailEnd, check_mtu
 
+if TYPE_CHECKING:
+    from pytest_rdma.diagnosis import Cause
+
 PairT = TypeVar("PairT", bound="Pair")
 Overrides = dict[str, dict[str, Any]]
 Shared = dict[str, dict[str, Handle]]
 SIDES = ("local", "peer")
 ATTRIBUTE_NAMES = {one.name for one in fields(ConnectionAttributes)}
 RECORD_NAMES = {one.name for one in fields(ExchangeRecord)}
+
+MADE: weakref.WeakSet[Pair] = weakref.WeakSet()
+"""All pairs there are, for who explains a failure."""
 
 
 class Pair:
@@ -31,6 +40,8 @@ class Pair:
         self.rail = rail
         self.attributes = attributes
         local.pair = peer.pair = self
+        self.made_s = time.monotonic()
+        MADE.add(self)
 
     @classmethod
     def create(
@@ -117,6 +128,14 @@ class Pair:
     def reconnect(self, overrides: Overrides | None = None) -> None:
         self.reset()
         self.connect(overrides)
+
+    def diagnose(self) -> list[Cause]:
+        """Return what is wrong with the pair now, the likeliest cause first; [] where nothing shows.
+
+        Both hosts are asked. A failing test is explained so by itself: this is for tests that go on.
+        """
+        causes: list[Cause] = importlib.import_module("pytest_rdma.gathering").diagnose_pair(self)
+        return causes
 
     def close(self) -> None:
         """Close both ends, both at once; idempotent; an error of one does not keep the other open."""

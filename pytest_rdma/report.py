@@ -89,11 +89,10 @@ def lacking(session: RdmaSession, names: tuple[str, ...], minimums: dict[str, in
 
 
 def sections(session: RdmaSession, error: BaseException) -> list[tuple[str, str]]:
-    """Return the report sections of a failed test: both ends, and the traceback on the host where it failed."""
+    """Return what a failed test shows beside its evidence: both ends, and the traceback on the host where it failed."""
     if session.rail.made is None:
         return []
     found = [("rdma", "\n".join(header(session, verbose=False)))]
-    found += [(f"stderr of the agent on {name}", text) for name, text in session.new_stderr().items()]
     seen = getattr(error, "seen", "")
     if seen:
         found.append(("what was seen of the agent", seen))

@@ -153,7 +153,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if made.failed and opened is not None:
         item.stash[FAILED] = True
         opened.losses.doubt()
-        made.sections += report.sections(opened, call.excinfo.value)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

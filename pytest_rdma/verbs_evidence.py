@@ -41,6 +41,7 @@ def op_collect(
     reading = Reading(deadline)
     sweep(host, reading)
     info = reading.bounded("device", partial(op_device, host, deadline, device))
+    counters, log = _watched(host, reading)
     return HostEvidence(
         name=host.name,
         info=host.info,
@@ -50,12 +51,24 @@ def op_collect(
         qps=tuple(_qp(entry, reading, closed) for entry, closed in _entries(host, "qp", QPEntry, began)),
         regions=_regions(host, began, reading),
         async_events=_since(host, AsyncEvent, began),
-        counters={},
-        kernel_log=(),
+        counters=counters,
+        kernel_log=log,
         unread=reading.unread,
         netdevs=_netdevs(info, port),
         memory=_memory(),
     )
+
+
+def _watched(host: LocalHost, reading: Reading) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return what the gates have seen of counters and kernel log since the test began."""
+    from pytest_rdma.verbs_gates import since_test_began
+
+    found = reading.bounded("counters and kernel log", partial(since_test_began, host))
+    if found is None:
+        return {}, ()
+    counters, log, unread = found
+    reading.unread.update((what, why) for what, why in unread.items() if what != "objects")
+    return counters, log
 
 
 class Reading:

@@ -39,7 +39,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file()
 
 def test_every_option_is_read_from_its_ini_key_and_its_variable():
     samples = {"device": "rxe0/1", "peer_device": "rxe1", "mtu": "1024", "peer_exec": "ssh h", "on_peer_loss": "stop"}
-    samples.update(reference="perftest", counters="rnr_naks=0")
+    samples.update(reference="perftest", counters="rnr_naks=0", artifacts="/tmp")
     for option in OPTIONS:
         text = samples.get(option.name, "3" if option.metavar else "yes")
         by_ini = getattr(resolved(ini={option.ini: text}), option.name)
