@@ -40,8 +40,8 @@ RULES: tuple[Rule, ...] = (
     diagnosis_path.mtu,
     diagnosis_path.packets,
     diagnosis_path.retries,
-    diagnosis_queue.awaits_nothing,
     diagnosis_queue.flushed,
+    diagnosis_queue.awaits_nothing,
     diagnosis_queue.data_read_early,
 )
 LAST: tuple[Rule, ...] = (diagnosis_path.no_answer, diagnosis_hosts.status_alone)

@@ -22,6 +22,7 @@ from pytest_rdma.diagnosis_view import (
     seconds,
     size,
 )
+from pytest_rdma.evidence import QPEvidence
 from pytest_rdma.model import QPState, RecvWR, SendWR, WCOpcode
 from pytest_rdma.status import WCStatus
 
@@ -277,7 +278,7 @@ def queue_full(view: View) -> Causes:
 
 def flushed(view: View) -> Causes:
     """Requests were flushed and no other status is known: what the flushed request tells, else who moved the QP."""
-    ends = [end for end in view.ends if end.qp and end.qp.failure is None and end.qp.flushed]
+    ends = [end for end in view.ends if end.qp and end.qp.failure is None and _in_error(end.qp)]
     if view.failure or view.receive_failure or not ends:
         return
     causes = [cause for end in ends if end.qp and end.qp.first_flush for cause in bad_sges(end, end.qp.first_flush)]
@@ -295,6 +296,10 @@ def flushed(view: View) -> Causes:
             "look for what moved it: modify to ERR, a disconnect of rdma_cm, a fatal event, a device that went away",
             False,
         )
+
+
+def _in_error(qp: QPEvidence) -> bool:
+    return qp.flushed > 0 or (qp.state == QPState.ERR and not qp.closed)
 
 
 def data_read_early(view: View) -> Causes:

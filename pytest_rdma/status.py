@@ -42,7 +42,8 @@ MEANINGS: dict[int, tuple[str, str]] = {
     ),
     WCStatus.LOC_QP_OP_ERR: (
         "the local QP could not do what the request asks",
-        "an SGE, a key or an operation that this QP does not allow",
+        "an SGE, a key or an operation that this QP does not allow; on Soft-RoCE a receive that is too short, or whose "
+        "memory is bad",
     ),
     WCStatus.LOC_EEC_OP_ERR: ("the local EE context could not do what the request asks", ""),
     WCStatus.LOC_PROT_ERR: (
@@ -51,7 +52,8 @@ MEANINGS: dict[int, tuple[str, str]] = {
     ),
     WCStatus.WR_FLUSH_ERR: (
         "the request was not carried out: the QP was in ERR",
-        "an earlier request failed, look at the first completion that was no success; or the QP was moved to ERR",
+        "an earlier request failed, look at the first completion that was no success; or the QP was moved to ERR; on "
+        "Soft-RoCE also a request whose own memory is bad, or packets larger than the netdev carries",
     ),
     WCStatus.MW_BIND_ERR: ("a memory window could not be bound", "the MR lacks MW_BIND, or the range is not within it"),
     WCStatus.BAD_RESP_ERR: ("a response had an opcode that was not expected", "peer's QP is connected to another one"),
@@ -67,7 +69,10 @@ MEANINGS: dict[int, tuple[str, str]] = {
         "the peer refused access to its memory",
         "a wrong rkey or address, a range beyond the MR, an MR without the access, or one of another PD",
     ),
-    WCStatus.REM_OP_ERR: ("the peer failed while it carried the request out", "a bad receive request at the peer"),
+    WCStatus.REM_OP_ERR: (
+        "the peer failed while it carried the request out",
+        "a bad receive at the peer; on Soft-RoCE also one that is too short",
+    ),
     WCStatus.RETRY_EXC_ERR: (
         "the peer did not acknowledge in time, in all retries",
         "the peer's QP is gone or not in RTR, a wrong GID row, QP number or PSN, UDP port 4791 blocked, or an MTU that "
