@@ -59,8 +59,12 @@ def diagnose(evidence: Evidence) -> list[Cause]:
 
 
 def _distinct(causes: Iterable[Cause]) -> list[Cause]:
-    """Each cause once, as it was said first: one host may be both ends, and two rules may see the same."""
+    """Each cause once, as it was said first: one host may be both ends, and two rules may see the same.
+
+    What is only likely is left out behind what is proven.
+    """
     found: dict[tuple[str, str], Cause] = {}
     for cause in causes:
-        found.setdefault((cause.name, cause.headline), cause)
+        if cause.certain or not any(one.certain for one in found.values()):
+            found.setdefault((cause.name, cause.headline), cause)
     return list(found.values())

@@ -303,7 +303,7 @@ def packets(view: View) -> Causes:
     answered, back = passive.counted("sent_pkts"), active.counted("rcvd_pkts")
     ping_s, repeated = active.host.ping_s, passive.counted("duplicate_request")
     if ping_s is not None and view.retry_s is not None and ping_s > view.retry_s:
-        yield _too_slow(view, f"a ping of {passive.name} takes {seconds(ping_s)}", True)
+        yield _too_slow(view, f"a ping of {passive.name} takes {seconds(ping_s)}", bool(arrived))
     elif sent and not arrived:
         yield _dropped(view, active, passive, sent)
     elif answered and sent and not back:
@@ -320,7 +320,7 @@ def _dropped(view: View, source: End, target: End, sent: int) -> Cause:
     host = view.active.host
     ping, where = "", f"let UDP port 4791 pass at {target.name} and between (nft list ruleset, security groups)"
     if host.ping_s is not None:
-        ping = f", though a ping takes {seconds(host.ping_s)}"
+        ping = f", though a ping takes {seconds(host.ping_s)}: UDP port 4791 may be filtered"
     elif host.ping_error:
         ping = f", and a ping gets {host.ping_error}"
         where = "look at the links, routes and neighbours between the hosts, and at drops of everything"

@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import time
+from typing import Any
 
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import DeadlineError, VerbsError, errno_text
@@ -15,29 +16,46 @@ from pytest_rdma.host import LocalHost, op
 
 ECHO_REQUEST = {4: 8, 6: 128}
 ECHO_REPLY = {4: 0, 6: 129}
-SEQUENCE = 1
+ECHOES = 3
 
 
 @op("evidence.ping")
 def op_ping(host: LocalHost, deadline: Deadline, address: str, netdev: str) -> float:
-    """Return the round trip in seconds of one echo to an address, sent out of a netdev; it takes a privileged process.
+    """Return the shortest round trip in seconds of three echoes to an address, one after the other, out of a netdev.
 
-    DeadlineError when no answer comes, VerbsError when it cannot be sent.
+    A busy host answers late now and then, a path that delays does always. Fewer echoes count where the time is up.
+    DeadlineError when no answer comes, VerbsError when none can be sent: it takes a privileged process.
     """
     target = ipaddress.ip_address(address)
     identity = os.getpid() & 0xFFFF
     try:
         with _socket(target.version, netdev) as raw:
             scope = (0, socket.if_nametoindex(netdev)) if target.version == 6 else ()
-            started = time.monotonic()
-            raw.sendto(_echo(target.version, identity), (address, 0, *scope))
-            while select.select([raw], [], [], max(deadline.remaining_s, 0))[0]:
-                if _answers(raw.recv(2048), target.version, identity):
-                    return time.monotonic() - started
+            took = [
+                found
+                for sequence in range(ECHOES)
+                if (found := _round_trip(raw, (address, 0, *scope), identity, sequence, deadline)) is not None
+            ]
     except OSError as error:
         number = error.errno or 0
         raise VerbsError(f"cannot ping {address} from {host.name}: {errno_text(number)}", errno=number) from error
+    if took:
+        return min(took)
     raise DeadlineError(f"no answer to a ping of {address} from {host.name} within {deadline.timeout_s:g} s")
+
+
+def _round_trip(
+    raw: socket.socket, target: tuple[Any, ...], identity: int, sequence: int, deadline: Deadline
+) -> float | None:
+    version = 4 if raw.family == socket.AF_INET else 6
+    if sequence and deadline.passed:
+        return None
+    started = time.monotonic()
+    raw.sendto(_echo(version, identity, sequence), target)
+    while select.select([raw], [], [], max(deadline.remaining_s, 0))[0]:
+        if _answers(raw.recv(2048), version, identity, sequence):
+            return time.monotonic() - started
+    return None
 
 
 def _socket(version: int, netdev: str) -> socket.socket:
@@ -53,9 +71,9 @@ def _socket(version: int, netdev: str) -> socket.socket:
     return raw
 
 
-def _echo(version: int, identity: int) -> bytes:
+def _echo(version: int, identity: int, sequence: int) -> bytes:
     """An echo request; the kernel fills in the checksum of ICMPv6, and that of ICMP is ours."""
-    blank = struct.pack("!BBHHH", ECHO_REQUEST[version], 0, 0, identity, SEQUENCE)
+    blank = struct.pack("!BBHHH", ECHO_REQUEST[version], 0, 0, identity, sequence)
     if version == 6:
         return blank
     total = sum(struct.unpack("!4H", blank))
@@ -63,9 +81,9 @@ def _echo(version: int, identity: int) -> bytes:
     return blank[:2] + struct.pack("!H", ~total & 0xFFFF) + blank[4:]
 
 
-def _answers(packet: bytes, version: int, identity: int) -> bool:
+def _answers(packet: bytes, version: int, identity: int, sequence: int) -> bool:
     header = (packet[0] & 0xF) * 4 if version == 4 and packet else 0  # a raw IPv4 socket gives the IP header, too
     answer = packet[header : header + 8]
     return (
-        len(answer) == 8 and answer[0] == ECHO_REPLY[version] and answer[4:8] == struct.pack("!HH", identity, SEQUENCE)
+        len(answer) == 8 and answer[0] == ECHO_REPLY[version] and answer[4:8] == struct.pack("!HH", identity, sequence)
     )
