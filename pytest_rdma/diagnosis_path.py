@@ -192,6 +192,7 @@ def gid_rows(view: View) -> Causes:
             "connect it with the GID that the peer tells",
             True,
         )
+        return  # its own rows are not those in use
     rows = view.active.row, view.passive.row
     if rows[0] is None or rows[1] is None:
         return
@@ -235,14 +236,14 @@ def _row_gone(end: End) -> Causes:
         now = "is empty" if row is None else f"holds {row.address}"
         yield Cause(
             "gid-gone",
-            f"{end.label} uses GID row {own.gid_index}, {own.gid}, and that row of {end.place} {now} now",
+            f"{end.label} uses GID row {own.gid_index}, {_address(own.gid)}, and that row of {end.place} {now} now",
             "give the netdev its address back, and connect anew; see what takes it: DHCP, NetworkManager, the test",
             True,
         )
     elif row.netdev is None:
         yield Cause(
             "gid-gone",
-            f"{end.label} uses GID row {own.gid_index}, {own.gid}, which has no netdev in this namespace",
+            f"{end.label} uses GID row {own.gid_index}, {_address(own.gid)}, which has no netdev in this namespace",
             "take a row of a netdev that is here",
             True,
         )
