@@ -5,8 +5,6 @@ InfiniBand specification 1.4, volume 1: 10.6.3 (keys and access), 9.7.4.1.6 (che
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pytest_rdma.diagnosis_view import ATOMICS, READING, RECV, Cause, Causes, End, View, failed_as, size
 from pytest_rdma.evidence import Failure, Posted, Region
 from pytest_rdma.model import Access, Opcode, RecvWR, SendWR, Sge
@@ -44,19 +42,20 @@ def peer_memory(view: View) -> Causes:
         )
         return
     regions = [region for region in view.passive.host.regions if region.rkey == request.rkey]
-    live = [region for region in regions if not region.closed]
-    if live:
-        yield from _refused_by(view, request, live[0])
-    elif regions:
+    if not regions:
+        yield from _unknown_rkey(view, request)
+        return
+    region = min(regions, key=lambda one: one.closed)
+    causes = list(_refused_by(view, request, region))
+    yield from causes
+    if region.closed and not causes:  # a region may also have been closed after it had refused
         yield Cause(
             "rkey-stale",
-            f"{failed_as(view)}: rkey {request.rkey:#x} is of a region of {_region(regions[0])} that "
+            f"{failed_as(view)}: rkey {request.rkey:#x} is of a region of {_region(region)} that "
             f"{view.passive.name} has deregistered",
             f"{TELL_AGAIN}, and keep it registered until the last request that uses it has completed",
             True,
         )
-    else:
-        yield from _unknown_rkey(view, request)
 
 
 def _region(region: Region) -> str:
@@ -64,7 +63,7 @@ def _region(region: Region) -> str:
 
 
 def _refused_by(view: View, request: SendWR, region: Region) -> Causes:
-    """The key is of a live region, so that its PD, range or access, or the QP, refused."""
+    """The key is of a region, so that its PD, range or access, or the QP, refused."""
     passive, key = view.passive, f"rkey {request.rkey:#x}"
     found = False
     if passive.qp is not None and region.pd != passive.qp.pd:
@@ -89,7 +88,7 @@ def _refused_by(view: View, request: SendWR, region: Region) -> Causes:
             f"register it with {(region.access | lacking | _with_local_write(lacking)).text}",
             True,
         )
-    if not found:
+    if not found and not region.closed:
         yield from _qp_access(view, request)
 
 
@@ -253,26 +252,26 @@ def bad_sges(end: End, failure: Failure) -> Causes:
 
 def _bad_sge(end: End, posted: Posted, sge: Sge) -> Cause | None:
     regions = [region for region in end.host.regions if region.lkey == sge.lkey and not region.window]
-    live = [region for region in regions if not region.closed]
     what = f"{posted.opcode} of {end.label} names lkey {sge.lkey:#x}"
     if sge.length == 0 or end.qp is None:
         return None
     if not regions:
         known = bool(end.host.regions) and "regions" not in end.host.unread
         return Cause("own-lkey-unknown", f"{what}, which is of no region of {end.name}", _swap_hint(end, sge), known)
-    if not live:
+    region = min(regions, key=lambda one: one.closed)
+    cause = _bad_use(end, posted, sge, region, what)
+    if cause is None and region.closed:  # it may also have been closed after the failure, if that has another reason
         return Cause(
             "own-mr-closed",
-            f"{what}, of a region of {_region(regions[0])} that was deregistered before the request was done",
+            f"{what}, of a region of {_region(region)} that was deregistered before the request was done",
             "keep a region registered until the completion of the last request that uses it",
             True,
         )
-    return _bad_use(end, posted, sge, live, what)
+    return cause
 
 
-def _bad_use(end: End, posted: Posted, sge: Sge, live: Sequence[Region], what: str) -> Cause | None:
+def _bad_use(end: End, posted: Posted, sge: Sge, region: Region, what: str) -> Cause | None:
     assert end.qp is not None
-    region = live[0]
     if region.pd != end.qp.pd:
         return Cause(
             "own-mr-of-another-pd",

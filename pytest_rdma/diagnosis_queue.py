@@ -32,6 +32,7 @@ TAKES_NO_RECEIVE = {
     WCOpcode.COMP_SWAP: "ATOMIC_CMP_AND_SWP",
     WCOpcode.FETCH_ADD: "ATOMIC_FETCH_AND_ADD",
 }
+FULL = re.compile(r"(\d+) (?:sends|receives) are in flight .* do not fit|(\d+) of \d+ in flight")
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR, WCStatus.LOC_QP_OP_ERR)
 
 
@@ -39,23 +40,36 @@ TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR,
 
 
 def not_ready(view: View) -> Causes:
-    """The peer said that it is not ready, in all retries, or it still says so."""
-    told = view.passive.counted("send_rnr_err") or view.active.counted("rcvd_rnr_err", "rnr_nak_retry_err")
-    if view.status == WCStatus.RNR_RETRY_EXC_ERR or (told and _may_lack_receive(view)):
-        yield Cause("no-receive-posted", _unready(view), _post_before(view), True)
+    """The peer said that it is not ready, in all retries, or it still says so.
+
+    On rxe waiting for a peer that is not ready uses up the retries of the acknowledgement time-out, too.
+    """
+    refused = view.status == WCStatus.RNR_RETRY_EXC_ERR
+    if refused or (_said_so(view) and _listens(view.passive) and _empty(view.passive)):
+        yield Cause("no-receive-posted", _unready(view), _post_before(view), refused)
         yield from _asked_forever(view)
 
 
 def no_receive(view: View) -> Causes:
-    """Nobody says that the peer is not ready, and it has no receive for what is under way."""
-    if _may_lack_receive(view):
+    """The peer has no receive for what is under way, or had none for a while."""
+    lacks = view.status is None and view.unanswered and _takes_receive(view) and _empty(view.passive)
+    if lacks or _said_so(view):
         yield Cause("no-receive-posted", _unready(view), _post_before(view), False)
         yield from _asked_forever(view)
 
 
-def _may_lack_receive(view: View) -> bool:
-    opcode = view.request.opcode if view.request else None
-    return view.status is None and view.unanswered and opcode in WITH_RECEIVE and _empty(view.passive)
+def _said_so(view: View) -> bool:
+    """Whether RNR NAKs were counted while a request that takes a receive got no other answer."""
+    naks = view.passive.counted("send_rnr_err") or view.active.counted("rcvd_rnr_err", "rnr_nak_retry_err")
+    return bool(naks) and view.unanswered and _takes_receive(view)
+
+
+def _listens(end: End) -> bool:
+    return end.qp is not None and not end.qp.closed and end.qp.state in (QPState.RTR, QPState.RTS, QPState.SQD)
+
+
+def _takes_receive(view: View) -> bool:
+    return view.request is not None and view.request.opcode in WITH_RECEIVE
 
 
 def _asked_forever(view: View) -> Causes:
@@ -258,19 +272,19 @@ def queue_full(view: View) -> Causes:
     evidence, qp = view.evidence, view.active.qp
     if evidence.error_type not in ("PostError", "RefusedError") or qp is None:
         return
-    full = re.search(r"do not fit its \d+|ENOMEM", evidence.error)
-    if not full:
+    full = FULL.search(evidence.error)
+    if not full and "ENOMEM" not in evidence.error:
         return
-    receive = re.search(r"cannot post receive|\d receives are in flight", evidence.error)
-    queue, depth = (qp.recvs, qp.caps.recv_depth) if receive else (qp.sends, qp.caps.send_depth)
-    kind = "receive" if receive else "send"
-    text = f"the {kind} queue of {view.active.label} is full: {queue.outstanding_count} of {depth} outstanding"
+    kind = "receive" if re.search(r"cannot post receive|receives are in flight", evidence.error) else "send"
+    queue, depth = (qp.recvs, qp.caps.recv_depth) if kind == "receive" else (qp.sends, qp.caps.send_depth)
+    in_flight = int(full[1] or full[2]) if full else queue.outstanding_count
+    text = f"the {kind} queue of {view.active.label} is full: {in_flight} of {depth} outstanding"
     step = "poll completions before more is posted, or ask for more depth"
-    if not receive and queue.outstanding and not any(one.signaled for one in queue.outstanding):
-        text += ", none of those shown signaled"
+    unsignaled = queue.outstanding and not any(one.signaled for one in queue.outstanding)
+    if kind == "send" and (unsignaled or "none of those in flight is signaled" in evidence.error):
+        text += ", and none is signaled"
         step = "signal at least one request in each queue length: a completion alone frees slots"
-    certain = queue.outstanding_count >= depth or "do not fit its" in full[0]
-    yield Cause("receive-queue-full" if receive else "send-queue-full", text, step, certain)
+    yield Cause(f"{kind}-queue-full", text, step, in_flight >= depth)
 
 
 # -- flushes

@@ -163,7 +163,7 @@ QUEUES = {
         "has max_rd_atomic 16, and QP 0x12 on host2 serves 4",
     ),
     "cq-overrun": (overrun(), "CQ 5 on host1 overran (3 CQ_ERR events)"),
-    "send-queue-full": (full(signaled=False), "128 of 128 outstanding, none of those shown signaled"),
+    "send-queue-full": (full(signaled=False), "128 of 128 outstanding, and none is signaled"),
     "memlock": (not_registered(1000, 65536), "RLIMIT_MEMLOCK of uid 1000 there is 65536 bytes"),
     "out-of-memory": (not_registered(0, 65536), "1048576 bytes"),
     "qp-in-error": (
@@ -418,3 +418,30 @@ def test_an_awaited_request_that_completed_unsignaled_is_named() -> None:
     (cause, *_) = diagnose(waiting(qp("host1", sends=ledger(silent=(4, 5)), awaited_wr_ids=(5,))))
     assert cause.name == "unsignaled-awaited"
     assert "wr_id 0x5 is unsignaled" in cause.headline
+
+
+def test_a_region_that_a_test_closed_after_the_failure_is_not_taken_for_the_cause() -> None:
+    """A test that fails closes what it made, before the evidence is collected."""
+    own_closed = own(S.LOC_PROT_ERR, send(Opcode.RDMA_READ), region("host1", access=Access.NONE, closed=True))
+    assert names(diagnose(own_closed)) == ["own-mr-without-local-write"]
+    far_closed = failed(S.REM_ACCESS_ERR, far=host2(region("host2", access=Access.NONE, closed=True)))
+    assert names(diagnose(far_closed)) == ["mr-access-missing"]
+
+
+def test_retries_that_a_peer_used_up_by_not_being_ready_are_told_from_silence() -> None:
+    found = counters({"sent_pkts": 6, "rcvd_pkts": 6, "rcvd_rnr_err": 6}, {"sent_pkts": 6, "rcvd_pkts": 6})
+    assert names(diagnose(found)) == ["no-receive-posted"]
+
+
+def test_a_full_queue_is_counted_as_it_was_when_the_post_was_refused() -> None:
+    text = "refused on host1 rxe0/1: 31 sends are in flight on QP 0x62 and 1 more do not fit its 31: poll first"
+    caps = replace(qp("host1").caps, send_depth=31)
+    found = diagnose(evidence(host("host1", qp("host1", caps=caps)), error_type="RefusedError", error=text))
+    assert found[0].headline == "the send queue of QP 0x11 on host1 is full: 31 of 31 outstanding"
+    assert found[0].certain
+
+
+def test_a_peer_that_was_not_ready_and_then_was_gone_is_gone() -> None:
+    found = counters({"sent_pkts": 6, "rcvd_pkts": 1, "rcvd_rnr_err": 1}, {"sent_pkts": 1, "rcvd_pkts": 1})
+    gone = replace(found, peer=replace(found.peer, qps=(qp("host2", qp_num=0x99),)), peer_qp=None)
+    assert names(diagnose(gone)) == ["peer-qp-gone"]
