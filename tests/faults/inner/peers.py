@@ -52,7 +52,7 @@ def test_peer_qp_destroyed(quick: Quick) -> None:
     send(pair)
 
 
-@pytest.mark.fault("peer-qp-gone", bound_s=20)
+@pytest.mark.fault("peer-qp-gone|process-gone", bound_s=20)
 def test_peer_process_killed(rdma_pair: Pair, rdma_peer: Host) -> None:
     """Its QP goes with it; the agent of the other tests lives on."""
     spawned = rdma_peer.spawn()
