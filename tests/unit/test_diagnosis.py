@@ -228,7 +228,10 @@ PATH = {
         unanswered(peer(peer=replace(record("host1"), psn=0xFFF))),
         f"begins with PSN {PSN['host1']:#08x}, and QP 0x12 on host2 was told 0x000fff",
     ),
-    "peer-reset": (unanswered(peer(own=replace(record("host2"), psn=5))), "tells 0x000005 now"),
+    "peer-reset": (
+        unanswered(peer(own=replace(record("host2"), psn=5), attributes={"sq_psn": 5})),
+        "tells 0x000005 now",
+    ),
     "mtu-beyond-path": (
         unanswered(host("host2", device=device(port("host2", active_mtu=512)))),
         "path MTU 1024, and rxe0/1 on host2 has active MTU 512",
@@ -445,3 +448,10 @@ def test_a_peer_that_was_not_ready_and_then_was_gone_is_gone() -> None:
     found = counters({"sent_pkts": 6, "rcvd_pkts": 1, "rcvd_rnr_err": 1}, {"sent_pkts": 1, "rcvd_pkts": 1})
     gone = replace(found, peer=replace(found.peer, qps=(qp("host2", qp_num=0x99),)), peer_qp=None)
     assert names(diagnose(gone)) == ["peer-qp-gone"]
+
+
+def test_rdma_cm_takes_packet_numbers_of_its_own() -> None:
+    """They are none of those in our records, and nothing is wrong with that."""
+    far = peer(peer=replace(record("host1"), psn=0x777777), attributes={"sq_psn": 0x555555, "rq_psn": 0x777777})
+    local = {"peer": replace(record("host2"), psn=0x555555), "attributes": {"sq_psn": 0x777778, "rq_psn": 0x555555}}
+    assert names(diagnose(unanswered(far, **local))) == ["no-answer"]
