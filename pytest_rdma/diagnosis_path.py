@@ -193,7 +193,9 @@ def gid_rows(view: View) -> Causes:
     if active is None or passive is None or gone:
         return
     told, has = _told_gid(view), _address(passive.own.gid)
-    if told and told != has and NO_GID not in (told, has):
+    rows_there = {str(row.address) for row in view.passive.port.gids} if view.passive.port else set()
+    reaches = told in rows_there and not REFUSED_RTR.search(view.evidence.error)  # rdma_cm takes any row
+    if told and told != has and NO_GID not in (told, has) and not reaches:
         yield Cause(
             "wrong-destination-gid",
             f"{view.active.label} was told GID {told}, and {view.passive.label} has {has}",
@@ -240,6 +242,8 @@ def _row_gone(end: End) -> Causes:
     if end.qp is None or end.port is None or end.port.link_layer == "InfiniBand" or end.qp.own.gid == NO_GID:
         return
     row, own = end.row, end.qp.own
+    if end.gid_index != own.gid_index:
+        return  # rdma_cm took another row than the one that is told
     if row is None or row.gid != own.gid:
         now = "is empty" if row is None else f"holds {row.address}"
         yield Cause(

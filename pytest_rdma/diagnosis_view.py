@@ -75,7 +75,12 @@ class End:
         """The GID row that the QP uses, as the table holds it now."""
         if self.qp is None or self.port is None:
             return None
-        return next((row for row in self.port.gids if row.index == self.qp.own.gid_index), None)
+        return next((row for row in self.port.gids if row.index == self.gid_index), None)
+
+    @property
+    def gid_index(self) -> int | None:
+        used = self.qp.attributes.get("sgid_index") if self.qp and self.qp.peer else None
+        return used if isinstance(used, int) else self.qp.own.gid_index if self.qp else None
 
     def attribute(self, name: str, connected: str = "") -> int | None:
         """A QP attribute as ibv_query_qp told it, else as the QP was connected (there under `connected`)."""

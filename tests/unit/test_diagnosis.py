@@ -453,5 +453,8 @@ def test_a_peer_that_was_not_ready_and_then_was_gone_is_gone() -> None:
 def test_rdma_cm_takes_packet_numbers_of_its_own() -> None:
     """They are none of those in our records, and nothing is wrong with that."""
     far = peer(peer=replace(record("host1"), psn=0x777777), attributes={"sq_psn": 0x555555, "rq_psn": 0x777777})
-    local = {"peer": replace(record("host2"), psn=0x555555), "attributes": {"sq_psn": 0x777778, "rq_psn": 0x555555}}
+    rows = (port("host2").gids[0], GidRow(2, "fd99::2", "RoCE v2", "eth1", 64))
+    far = replace(far, device=device(port("host2", gids=rows)))
+    told = replace(record("host2"), psn=0x555555, gid="fd99::2")
+    local = {"peer": told, "attributes": {"sq_psn": 0x777778, "rq_psn": 0x555555}}
     assert names(diagnose(unanswered(far, **local))) == ["no-answer"]
