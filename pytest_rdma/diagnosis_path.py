@@ -312,9 +312,13 @@ def packets(view: View) -> Causes:
     if not view.unanswered or view.passive.host.lost or view.one_host:
         return
     active, passive = view.active, view.passive
-    sent, arrived = active.counted("sent_pkts"), passive.counted("rcvd_pkts")
-    answered, back = passive.counted("sent_pkts"), active.counted("rcvd_pkts")
-    ping_s, repeated = active.host.ping_s, passive.counted("duplicate_request")
+    if any("counters" in end.host.unread for end in view.ends):
+        sent = arrived = answered = back = repeated = 0
+    else:
+        sent, arrived = active.counted("sent_pkts"), passive.counted("rcvd_pkts")
+        answered, back = passive.counted("sent_pkts"), active.counted("rcvd_pkts")
+        repeated = passive.counted("duplicate_request")
+    ping_s = active.host.ping_s
     if ping_s is not None and view.retry_s is not None and ping_s > view.retry_s:
         yield _too_slow(view, f"a ping of {passive.name} takes {seconds(ping_s)}", bool(arrived))
     elif sent and not arrived:

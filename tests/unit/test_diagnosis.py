@@ -458,3 +458,10 @@ def test_rdma_cm_takes_packet_numbers_of_its_own() -> None:
     told = replace(record("host2"), psn=0x555555, gid="fd99::2")
     local = {"peer": told, "attributes": {"sq_psn": 0x777778, "rq_psn": 0x555555}}
     assert names(diagnose(unanswered(far, **local))) == ["no-answer"]
+
+
+def test_counters_that_could_not_be_read_are_not_taken_for_zeros() -> None:
+    found = counters({"sent_pkts": 7}, {})
+    assert names(diagnose(found)) == ["packets-dropped"]
+    unread = replace(found, peer=replace(found.peer, unread={"counters": "not watched in this test"}))
+    assert names(diagnose(unread)) == ["no-answer"]
