@@ -11,6 +11,8 @@ from pytest_rdma import Pair
 
 Quick = Callable[..., Pair]
 Break = Callable[..., None]
+# how an end that asks for ever waits for acknowledgements: a busy machine must not end it sooner
+ENDLESS_RNR = {"rnr_retry": 7, "ack_timeout": 16, "retry_count": 6}
 
 
 def green_after(module: str) -> Callable[..., None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from green import Quick, green_after
+from green import ENDLESS_RNR, Quick, green_after
 
 from pytest_rdma import Access, Endpoint, Opcode, Pair, SendWR, Sge
 
@@ -132,16 +132,13 @@ def test_own_mr_of_another_pd(quick: Quick) -> None:
 def test_read_into_memory_without_local_write(quick: Quick) -> None:
     pair = quick()
     sink = pair.local.host.mr(pair.local.pd, 4096, Access.NONE)
-    try:
-        post(pair.local, aimed(pair, opcode=Opcode.RDMA_READ, sges=(sink.sge(0, 64),)))
-    finally:
-        sink.close()
+    post(pair.local, aimed(pair, opcode=Opcode.RDMA_READ, sges=(sink.sge(0, 64),)))
 
 
 @pytest.mark.fault("rkey-stale", bound_s=5)
 def test_peer_deregisters_in_flight(quick: Quick) -> None:
     """The MR goes while requests that aim at it are being sent again and again for want of a receive before them."""
-    pair = quick({"rnr_retry": 7})
+    pair = quick(ENDLESS_RNR)
     region = pair.peer.host.mr(pair.peer.pd, 4096, Access.ALL)
     pair.local.send(length=8)
     pair.local.post_raw(aimed(pair, rkey=region.rkey, remote_addr=region.addr))

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from green import Quick, green_after
+from green import ENDLESS_RNR, Quick, green_after
 
 from pytest_rdma import Host, Pair, QPState
 
@@ -39,7 +39,7 @@ def test_peer_qp_in_err(quick: Quick) -> None:
 
 @pytest.mark.fault("qp-in-error", words="ERR", bound_s=5)
 def test_own_qp_moved_to_err_behind_the_tests_back(quick: Quick) -> None:
-    pair = quick({"rnr_retry": 7})
+    pair = quick(ENDLESS_RNR)
     sent = pair.local.send(length=64)
     pair.local.to_error()
     pair.local.wait(sent)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from green import Quick, green_after
+from green import ENDLESS_RNR, Quick, green_after
 
 from pytest_rdma import Opcode, Pair, SendWR
 
@@ -27,14 +27,14 @@ def test_cq_overrun(rdma_pairs: Quick, rdma_cq: Callable[..., object]) -> None:
 @pytest.mark.fault("send-queue-full", bound_s=5)
 def test_send_queue_full(quick: Quick) -> None:
     """Nothing is ever polled, and nobody receives."""
-    local = quick({"rnr_retry": 7}, send_depth=16).local
+    local = quick(ENDLESS_RNR, send_depth=16).local
     for _ in range(16 * local.caps.send_depth):
         local.send(length=8)
 
 
 @pytest.mark.fault("send-queue-full", bound_s=5)
 def test_send_queue_full_by_raw_posts(quick: Quick) -> None:
-    local = quick({"rnr_retry": 7}, send_depth=16).local
+    local = quick(ENDLESS_RNR, send_depth=16).local
     request = SendWR(Opcode.SEND, (local.buffer.sge(0, 8),))
     local.post_raw([replace(request, wr_id=number) for number in range(16 * local.caps.send_depth)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from green import Quick, green_after
+from green import ENDLESS_RNR, Quick, green_after
 
 from pytest_rdma import Access, Opcode, RecvWR, SendWR
 
@@ -18,7 +18,7 @@ def test_no_receive_posted(quick: Quick) -> None:
 
 @pytest.mark.fault("no-receive-posted", bound_s=5)
 def test_no_receive_and_endless_rnr_retries(quick: Quick) -> None:
-    local = quick({"rnr_retry": 7}).local
+    local = quick(ENDLESS_RNR).local
     local.wait(local.send(length=64), timeout_s=0.5)
 
 
@@ -50,10 +50,7 @@ def test_receive_without_local_write(quick: Quick) -> None:
     pair = quick()
     sink = pair.peer.host.mr(pair.peer.pd, 4096, Access.NONE)
     pair.peer.post_raw(RecvWR((sink.sge(0, 64),), wr_id=9))
-    try:
-        pair.local.wait(pair.local.send(length=64))
-    finally:
-        sink.close()
+    pair.local.wait(pair.local.send(length=64))
 
 
 @pytest.mark.fault("unsignaled-awaited", bound_s=5)
