@@ -48,7 +48,8 @@ def evidence_of(
     named = named or next((pair for pair in pairs if _end_named(pair, root)), None)
     if named is not None:
         places = _places_of(named)
-    local, peer = _collect(places, age_s)
+    # an agent that was reached by a command was started before the name of its host was known
+    local, peer = (replace(one, name=place.host.name) for one, place in zip(_collect(places, age_s), places))
     chosen = named or next((pair for pair in pairs if _in_trouble(pair, local, peer)), None)
     if chosen is None and len(pairs) == 1 and isinstance(error, RdmaError):
         chosen = pairs[0]
