@@ -384,10 +384,9 @@ class Endpoint(Handle):
 
     def submit_run(self, *specs: Spec, others: Sequence[Endpoint] = (), timeout_s: float = 60.0) -> Call:
         """Start what `run` runs."""
-        for endpoint in (self, *others):
-            endpoint.check_usable()
-        handles = [endpoint.handle for endpoint in (self, *others)]
-        return self.host.submit("traffic.run_now", handles, list(specs), timeout_s=timeout_s)
+        from pytest_rdma.traffic_pair import submit  # it needs this module
+
+        return submit("traffic.run_now", (self, *others), specs, timeout_s)
 
     # -- state
 

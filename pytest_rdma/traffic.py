@@ -5,14 +5,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Union
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Union
 
 from pytest_rdma.errors import RefusedError
 from pytest_rdma.model import Opcode, SendWR
 from pytest_rdma.wire import plain_data
 
 LARGEST_BYTES = 1 << 31
+LARGEST_COUNT = (1 << 63) - 1
+LONGEST_S = 10**9
+LEAST_RATE = 0.01
+LARGEST = {"duration_s": LONGEST_S, "buffers": 1 << 16, "imm": (1 << 32) - 1}
+KINDS: dict[str, tuple[Any, str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "True or False"),
+    "Opcode": (Opcode, "an Opcode"),
+    "tuple[SendWR, ...]": (tuple, "a tuple of SendWR"),
+}
 ATOMIC_BYTES = 8
 ALIGNMENT = 64
 TAIL_SAMPLES = 10
@@ -26,6 +38,26 @@ PINGPONGED = (Opcode.SEND, Opcode.RDMA_WRITE, *READING)
 
 def _refuse(spec: object, text: str) -> RefusedError:
     return RefusedError(f"{type(spec).__name__}: {text}")
+
+
+def _check_kinds(spec: object) -> None:
+    """Each field is what its annotation says, and a number is finite and within what the loops count with."""
+    for one in fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, one.name)
+        allowed, what = KINDS.get(str(one.type), (object, ""))
+        if not isinstance(value, allowed) or (isinstance(value, bool) and one.type != "bool"):
+            raise _refuse(spec, f"{one.name} is {value!r}, and must be {what}")
+        if one.type == "float" and not math.isfinite(value):
+            raise _refuse(spec, f"{one.name} is {value}, and must be a finite number")
+        most = LARGEST.get(one.name, LARGEST_COUNT)
+        if one.type in ("int", "float") and value > most:
+            raise _refuse(spec, f"{one.name} is {value}, and the most is {most}")
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Refuse a deadline that is none."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= LONGEST_S:
+        raise RefusedError(f"timeout_s is {timeout_s!r}, and must be a number of seconds above 0, at most {LONGEST_S}")
 
 
 def _check_positive(spec: object, *names: str) -> None:
@@ -81,6 +113,7 @@ class Pipeline:
     requests: tuple[SendWR, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         if self.op not in PIPELINED:
             raise _refuse(self, f"{self.op.name} cannot be pipelined")
         _check_length(self)
@@ -88,7 +121,9 @@ class Pipeline:
         _check_size(self)
         if self.batch > self.depth:
             raise _refuse(self, f"batch {self.batch} is over depth {self.depth}: a list would never have room")
-        for name in ("rate_per_s", "remote_offset"):
+        if 0 < self.rate_per_s < LEAST_RATE:
+            raise _refuse(self, f"rate_per_s is {self.rate_per_s}, and the least is {LEAST_RATE}")
+        for name in ("rate_per_s", "remote_offset", "imm"):
             if getattr(self, name) < 0:
                 raise _refuse(self, f"{name} is {getattr(self, name)}, and must not be negative")
         if self.op in ATOMICS and self.size_bytes != ATOMIC_BYTES:
@@ -121,6 +156,7 @@ class RecvDrain:
     buffers: int = 1
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _check_positive(self, "depth", "batch", "buffers")
         _check_size(self)
         if self.messages < 0:
@@ -147,6 +183,7 @@ class PingPong:
     answers: bool = False
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         if self.op not in PINGPONGED:
             raise _refuse(self, f"{self.op.name} cannot be ping-ponged")
         _check_length(self)

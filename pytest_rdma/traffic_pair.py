@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 from pytest_rdma.endpoint import Endpoint
 from pytest_rdma.errors import CompletionError, DeadlineError, RdmaError, RefusedError, StoppedError
 from pytest_rdma.host import Call, Handle, Host
-from pytest_rdma.traffic import PingPong, Pipeline, RecvDrain, Spec, TrafficResult, check_match, partner_of
+from pytest_rdma.traffic import (
+    PingPong,
+    Pipeline,
+    RecvDrain,
+    Spec,
+    TrafficResult,
+    check_match,
+    check_timeout,
+    partner_of,
+)
 
 if TYPE_CHECKING:
     from pytest_rdma.pairing import Pair
@@ -83,6 +92,8 @@ def _as_tuple(specs: Specs) -> tuple[Spec, ...]:
 
 def _sides(pairs: Pair | Sequence[Pair], reverse: bool) -> Sides:
     chosen = list(pairs) if isinstance(pairs, (list, tuple)) else [pairs]
+    if not chosen:
+        raise RefusedError("a run takes at least one pair, and none was given")
     ends = [pair.ends[::-1] if reverse else pair.ends for pair in chosen]  # type: ignore[union-attr]
     return [one[0] for one in ends], [one[1] for one in ends]
 
@@ -128,10 +139,23 @@ def _prepared(sides: Sides, specs: tuple[tuple[Spec, ...], ...], timeout_s: floa
 
 
 def _prepare(ends: list[Endpoint], specs: tuple[Spec, ...], timeout_s: float) -> Call:
+    return submit("traffic.prepare", ends, specs, timeout_s)
+
+
+def submit(name: str, ends: Sequence[Endpoint], specs: Sequence[Spec], timeout_s: float) -> Call:
+    """Start an op on these ends, which are open and different, and of one host."""
+    check_timeout(timeout_s)
     host: Host = ends[0].host
     for endpoint in ends:
         endpoint.check_usable()
-    return host.submit("traffic.prepare", [endpoint.handle for endpoint in ends], list(specs), timeout_s=timeout_s)
+        if endpoint.host is not host:
+            raise RefusedError(
+                f"a run is on one host, and {endpoint.label} is on {endpoint.host.name}, not {host.name}"
+            )
+    handles = [endpoint.handle for endpoint in ends]
+    if len(set(handles)) < len(handles):
+        raise RefusedError("a run takes each QP once, and one was given twice")
+    return host.submit(name, handles, list(specs), timeout_s=timeout_s)
 
 
 def _alone(call: Call) -> TrafficResult:

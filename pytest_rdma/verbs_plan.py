@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_rdma import native
+from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import RefusedError
 from pytest_rdma.model import Opcode, RecvWR, SendWR, Sge
 from pytest_rdma.native import loops
@@ -173,6 +174,14 @@ def _aim(entry: QPEntry, opcode: Opcode, offset: int) -> tuple[int, int]:
 
 
 # -- what is refused
+
+
+def check_time(plan: Plan, deadline: Deadline) -> None:
+    duration_s = max((spec.duration_s for spec in plan.specs if not isinstance(spec, RecvDrain)), default=0.0)
+    if duration_s >= deadline.timeout_s:
+        raise RefusedError(
+            f"a run of duration_s {duration_s:g} does not end within its deadline of {deadline.timeout_s:g} s"
+        )
 
 
 def check(entry: QPEntry, plan: Plan, number: int, lanes: int) -> None:

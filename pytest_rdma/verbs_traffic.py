@@ -21,7 +21,7 @@ from pytest_rdma.native import loops
 from pytest_rdma.status import describe
 from pytest_rdma.traffic import READING, Latency, PingPong, Spec, TrafficResult
 from pytest_rdma.traffic_pair import Traffic
-from pytest_rdma.verbs_plan import LEFT, Plan, check, check_queues, shape_of
+from pytest_rdma.verbs_plan import LEFT, Plan, check, check_queues, check_time, shape_of
 from pytest_rdma.verbs_queue import QPEntry
 
 
@@ -47,7 +47,7 @@ class TrafficEntry(Resource):
 @op("traffic.prepare")
 def op_prepare(host: LocalHost, deadline: Deadline, handles: Sequence[int], specs: Sequence[Spec]) -> Traffic:
     """Check, build, and post the receives."""
-    return prepare(host, handles, specs).front
+    return prepare(host, handles, specs, deadline).front
 
 
 @op("traffic.run")
@@ -72,7 +72,7 @@ def op_close(host: LocalHost, deadline: Deadline, handle: int) -> None:
 @op("traffic.run_now")
 def op_run_now(host: LocalHost, deadline: Deadline, handles: Sequence[int], specs: Sequence[Spec]) -> TrafficResult:
     """Prepare and run in one."""
-    prepared = prepare(host, handles, specs)
+    prepared = prepare(host, handles, specs, deadline)
     try:
         return go(prepared, deadline)
     finally:
@@ -102,9 +102,10 @@ def _text(path: str) -> str:
         return ""
 
 
-def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec]) -> TrafficEntry:
+def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec], deadline: Deadline) -> TrafficEntry:
     entries: list[QPEntry] = [host.entry("qp", handle) for handle in handles]
     plan = Plan(specs)
+    check_time(plan, deadline)
     for number, entry in enumerate(entries):
         check(entry, plan, number, len(entries))
     check_queues(entries, plan)

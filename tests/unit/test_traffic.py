@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 from pytest_rdma import wire
 from pytest_rdma.errors import CompletionError, DeadlineError, RdmaError, RefusedError, StoppedError
 from pytest_rdma.model import Completion, Opcode, SendWR, Sge
-from pytest_rdma.traffic import Latency, PingPong, Pipeline, RecvDrain, TrafficResult, check_match, partner_of
+from pytest_rdma.traffic import (
+    Latency,
+    PingPong,
+    Pipeline,
+    RecvDrain,
+    TrafficResult,
+    check_match,
+    check_timeout,
+    partner_of,
+)
 from pytest_rdma.traffic_pair import _consequence
 
 
@@ -37,6 +47,27 @@ from pytest_rdma.traffic_pair import _consequence
         (Pipeline, {"iterations": 1, "size_bytes": -1}, "size_bytes is -1"),
         (Pipeline, {"iterations": 1, "op": Opcode.BIND_MW}, "BIND_MW cannot be pipelined"),
         (Pipeline, {"iterations": 1, "op": Opcode.ATOMIC_FETCH_AND_ADD}, "takes 8 bytes, not 65536"),
+        (Pipeline, {"duration_s": math.nan}, "duration_s is nan, and must be a finite number"),
+        (Pipeline, {"duration_s": math.inf}, "duration_s is inf, and must be a finite number"),
+        (Pipeline, {"duration_s": 1e300}, r"duration_s is 1e\+300, and the most is 1000000000"),
+        (Pipeline, {"iterations": True}, "iterations is True, and must be a whole number"),
+        (Pipeline, {"iterations": 1.5}, r"iterations is 1\.5, and must be a whole number"),
+        (Pipeline, {"iterations": 1 << 64}, "iterations is 18446744073709551616, and the most is"),
+        (Pipeline, {"iterations": 1, "rate_per_s": math.nan}, "rate_per_s is nan"),
+        (Pipeline, {"iterations": 1, "rate_per_s": math.inf}, "rate_per_s is inf"),
+        (Pipeline, {"iterations": 1, "rate_per_s": 1e-9}, r"rate_per_s is 1e-09, and the least is 0\.01"),
+        (Pipeline, {"iterations": 1, "depth": "8"}, "depth is '8', and must be a whole number"),
+        (Pipeline, {"iterations": 1, "buffers": 1 << 40}, "buffers is 1099511627776, and the most is 65536"),
+        (Pipeline, {"iterations": 1, "imm": 1 << 32}, "imm is 4294967296, and the most is 4294967295"),
+        (Pipeline, {"iterations": 1, "imm": -1}, "imm is -1"),
+        (Pipeline, {"iterations": 1, "inline": 1}, "inline is 1, and must be True or False"),
+        (Pipeline, {"iterations": 1, "op": 2}, "op is 2, and must be an Opcode"),
+        (Pipeline, {"iterations": 1, "size_bytes": None}, "size_bytes is None, and must be a whole number"),
+        (Pipeline, {"iterations": 1, "requests": [SendWR(Opcode.SEND)]}, "must be a tuple of SendWR"),
+        (RecvDrain, {"messages": True}, "messages is True"),
+        (RecvDrain, {"buffers": 1 << 20}, "the most is 65536"),
+        (PingPong, {"duration_s": math.nan}, "duration_s is nan"),
+        (PingPong, {"iterations": 1, "op": "SEND"}, "op is 'SEND', and must be an Opcode"),
         (RecvDrain, {"messages": -1}, "messages is -1"),
         (RecvDrain, {"depth": 4, "batch": 5}, "batch 5 is over depth 4"),
         (PingPong, {}, "PingPong: give iterations or duration_s"),
@@ -48,6 +79,12 @@ from pytest_rdma.traffic_pair import _consequence
 def test_what_cannot_run_is_refused_with_the_numbers(kind: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         kind(**changes)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, True, None, 1e12])
+def test_a_deadline_that_is_none_is_refused(timeout_s: Any) -> None:
+    with pytest.raises(RefusedError, match="timeout_s is .*, and must be a number of seconds above 0"):
+        check_timeout(timeout_s)
 
 
 def test_fewer_receives_than_sends_are_refused() -> None:

@@ -35,3 +35,9 @@ def progress(endpoint: Endpoint) -> list[list[int]]:
             [queue.posted, queue.completed, len(queue), queue.last_post_ns, queue.last_completion_ns]
             for queue in (entry.sends, entry.recvs)
         ]
+
+
+def users(endpoint: Endpoint) -> int:
+    """Return how many native calls work on the QP."""
+    count: int = endpoint.host.entry("qp", endpoint.handle).in_use._users  # type: ignore[attr-defined]
+    return count

@@ -12,6 +12,8 @@ import pytest
 from pytest_rdma import (
     CompletionError,
     DeadlineError,
+    Endpoint,
+    Host,
     Opcode,
     Pair,
     PingPong,
@@ -23,10 +25,16 @@ from pytest_rdma import (
     WCStatus,
     run_pairs,
 )
-from pytest_rdma.errors import RdmaUsageError, StoppedError
+from pytest_rdma.errors import HostLostError, RdmaUsageError, StoppedError
 
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR)
 WRITE, READ, SEND = Opcode.RDMA_WRITE, Opcode.RDMA_READ, Opcode.SEND
+
+
+def wait_until_it_sends(endpoint: Endpoint) -> None:
+    deadline = time.monotonic() + 30
+    while endpoint.host.call(calls.progress, endpoint)[0][0] == 0:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(
@@ -106,6 +114,56 @@ def test_when_one_end_fails_the_other_is_stopped_and_the_cause_is_told(rdma_pair
 def test_a_passive_end_that_waits_for_more_is_stopped_when_the_active_one_is_done(rdma_pair: Pair) -> None:
     with pytest.raises(DeadlineError, match=r"waits for more: stopped: RecvDrain .* 5 received"):
         run_pairs(rdma_pair, Pipeline(SEND, 8, iterations=5), RecvDrain(8, messages=6))
+
+
+def test_a_run_that_cannot_end_in_time_is_refused(rdma_pair: Pair) -> None:
+    for spec in (Pipeline(WRITE, 8, duration_s=100_000), PingPong(duration_s=100_000)):
+        with pytest.raises(RefusedError, match=r"duration_s 100000 does not end within its deadline of \d+ s"):
+            run_pairs(rdma_pair, spec, timeout_s=10)
+    assert rdma_pair.local.poll(1, timeout_s=0, exactly=False) == []
+
+
+def test_ends_that_do_not_make_one_run_are_refused(rdma_pairs: Callable[..., Pair]) -> None:
+    one, two, write = rdma_pairs(), rdma_pairs(), Pipeline(WRITE, 8, iterations=2)
+    with pytest.raises(RefusedError, match="none was given"):
+        run_pairs([], write)
+    with pytest.raises(RefusedError, match="one was given twice"):
+        run_pairs([one, one], write)
+    if one.local.host is not one.peer.host:
+        with pytest.raises(RefusedError, match="a run is on one host"):
+            one.local.run(write, others=[two.peer])
+
+
+def test_a_qp_moved_to_err_ends_its_run(rdma_pair: Pair) -> None:
+    call = rdma_pair.local.submit_run(Pipeline(WRITE, 4096, duration_s=60), timeout_s=90)
+    began = time.monotonic()
+    wait_until_it_sends(rdma_pair.local)
+    rdma_pair.local.to_error()
+    with pytest.raises(CompletionError, match=r"sent and 0 received; message \d+: WR_FLUSH_ERR"):
+        call.result()
+    assert time.monotonic() - began < 30
+
+
+def test_a_peer_killed_in_the_middle_ends_the_run_at_both_ends(
+    rdma_pair: Pair, rdma_local: Host, rdma_peer: Host
+) -> None:
+    """Verify: the loss is told within a moment, and the end that lives runs nothing any more."""
+    spawned = rdma_peer.spawn()
+    pair = Pair.create(rdma_local, spawned, rdma_pair.rail)
+    try:
+        pair.connect()
+        specs = [Pipeline(SEND, 512, duration_s=60), RecvDrain(512)]
+        killing = threading.Thread(target=lambda: (wait_until_it_sends(pair.local), spawned.kill()))
+        killing.start()
+        began = time.monotonic()
+        with pytest.raises((HostLostError, CompletionError)):
+            run_pairs(pair, specs, specs, timeout_s=90)
+        assert time.monotonic() - began < 30
+        killing.join()
+        assert rdma_local.call(calls.users, pair.local) == 0
+    finally:
+        pair.local.close()
+        spawned.close()
 
 
 @pytest.mark.parametrize("op", [SEND, Opcode.RDMA_WRITE_WITH_IMM, WRITE])
