@@ -249,7 +249,8 @@ class TrafficResult:
 
     `series` holds messages by intervals of `interval_s`: a dip in it is a stall. `post_seconds` and `poll_seconds` are
     0 unless asked for; what they leave was waiting. `outstanding_reads` is how many reads or atomics could really be
-    open. `clock` timed the run, a reading of it costs `clock_cost_ns`. `cpu` is the processor that the loop ended on.
+    open. `clock` timed the run, a reading of it costs `clock_cost_ns`. `cpu` is the processor that the loop ended on,
+    `numa_node` where that is (-1: not told); loops stay beside the device where the process may run there.
     """
 
     messages: int
@@ -270,6 +271,7 @@ class TrafficResult:
     clock: str
     clock_cost_ns: float
     cpu: int
+    numa_node: int
 
     @property
     def messages_per_second(self) -> float:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from pytest_rdma.deadline import Deadline, StopFlag
 from pytest_rdma.errors import CompletionError, DeadlineError, StoppedError, VerbsError, errno_text
@@ -21,6 +17,7 @@ from pytest_rdma.native import loops
 from pytest_rdma.status import describe
 from pytest_rdma.traffic import READING, Latency, PingPong, Spec, TrafficResult
 from pytest_rdma.traffic_pair import Traffic
+from pytest_rdma.verbs_placement import near, node_of
 from pytest_rdma.verbs_plan import LEFT, Plan, check, check_queues, check_time, shape_of
 from pytest_rdma.verbs_queue import QPEntry
 
@@ -79,29 +76,6 @@ def op_run_now(host: LocalHost, deadline: Deadline, handles: Sequence[int], spec
         host.discard(prepared.front.handle)
 
 
-@op("traffic.machine")
-def op_machine(host: LocalHost, deadline: Deadline, device: str) -> dict[str, Any]:
-    """Tell what of the machine a number depends on: CPU, governor, and the NUMA nodes that this process may run on."""
-    cpus = sorted(os.sched_getaffinity(0))
-    model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
-    nodes = {
-        int(path.name[4:]) for cpu in cpus for path in Path(f"/sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*")
-    }
-    return {
-        "cpu": model[1] if model else os.uname().machine,
-        "emulated": bool(model and "TCG" in model[1]),
-        "governor": _text(f"/sys/devices/system/cpu/cpu{cpus[0]}/cpufreq/scaling_governor").strip(),
-        "cpu_numa_nodes": sorted(nodes),
-    }
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec], deadline: Deadline) -> TrafficEntry:
     entries: list[QPEntry] = [host.entry("qp", handle) for handle in handles]
     plan = Plan(specs)
@@ -124,7 +98,7 @@ def prepare(host: LocalHost, handles: Sequence[int], specs: Sequence[Spec], dead
 
 def go(prepared: TrafficEntry, deadline: Deadline) -> TrafficResult:
     try:
-        with _in_use(prepared.entries, deadline.stop):
+        with _in_use(prepared.entries, deadline.stop), near(prepared.entries[0].device.info.numa_node):
             try:
                 prepared.loop.run(deadline)
             finally:
@@ -238,6 +212,7 @@ def _result(prepared: TrafficEntry) -> TrafficResult:
         clock=loop.clock.name,
         clock_cost_ns=loop.clock.cost_ps / 1e3,
         cpu=run.cpu,
+        numa_node=node_of(run.cpu),
     )
 
 

@@ -83,7 +83,7 @@ def test_what_cannot_run_is_refused_with_the_numbers(kind: Any, changes: dict[st
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, True, None, 1e12])
 def test_a_deadline_that_is_none_is_refused(timeout_s: Any) -> None:
-    with pytest.raises(RefusedError, match="timeout_s is .*, and must be a number of seconds above 0"):
+    with pytest.raises(RefusedError, match=r"timeout_s is .*, and must be a number of seconds above 0"):
         check_timeout(timeout_s)
 
 
@@ -164,7 +164,7 @@ class Here:
 
 def test_specifications_and_results_cross_the_stream_as_they_are() -> None:
     result = TrafficResult(
-        10, 80, 0, 0, 0.5, latency_of([1, 2, 2]), (3, 7), 0.001, 0.0, 0.0, 1, 2, 3, 4, None, "TSC", 8.5, 1
+        10, 80, 0, 0, 0.5, latency_of([1, 2, 2]), (3, 7), 0.001, 0.0, 0.0, 1, 2, 3, 4, None, "TSC", 8.5, 1, 0
     )
     requests = (SendWR(Opcode.SEND, (Sge(1, 2, 3),)),)
     everything = [
