@@ -90,13 +90,14 @@ class Plan:
         cqs = list(dict.fromkeys(entry.cq.pointer for entry in entries))
         flags = loops.UNTIL_TOLD if self.until_told else 0
         every = any(entry.caps.signal_all for entry in entries)
-        if self.pingpong:
-            return self._build_pingpong(entries[0], self.pingpong, lanes, cqs, flags, every)
+        work = (
+            self._pingpong_work(entries[0], self.pingpong, flags, every) if self.pingpong else self._work(flags, every)
+        )
+        return loops.LoopRun(native.load(), lanes, cqs, work)
+
+    def _work(self, flags: int, every: bool) -> loops.Work:
         send = self.send
-        return loops.LoopRun(
-            native.load(),
-            lanes,
-            cqs,
+        return loops.Work(
             flags=flags | (loops.SPLIT if send and send.split else 0),
             depth=self.depth,
             batch=send.batch if send else 1,
@@ -107,27 +108,15 @@ class Plan:
             gap_ps=int(1e12 / send.rate_per_s) if send and send.rate_per_s else 0,
         )
 
-    def _build_pingpong(
-        self,
-        entry: QPEntry,
-        spec: PingPong,
-        lanes: list[loops.LaneSpec],
-        cqs: list[int],
-        flags: int,
-        every: bool,
-    ) -> loops.LoopRun:
+    def _pingpong_work(self, entry: QPEntry, spec: PingPong, flags: int, every: bool) -> loops.Work:
         kinds = {Opcode.SEND: loops.PINGPONG_SEND, Opcode.RDMA_WRITE: loops.PINGPONG_WRITE}
         kind = kinds.get(spec.op, loops.ROUND_TRIP)
         tail = min(spec.size_bytes, 8)
-        source = entry.buffer.addr + spec.offset + spec.size_bytes - tail
         target = entry.buffer.addr + spec.target_offset + spec.size_bytes - tail
         if kind == loops.PINGPONG_WRITE:
             ctypes.memset(target, 0, tail)
         every = every or self.until_told or kind == loops.ROUND_TRIP
-        return loops.LoopRun(
-            native.load(),
-            lanes,
-            cqs,
+        return loops.Work(
             kind=kind,
             flags=flags | (loops.RESPONDER if spec.answers else 0),
             depth=self.depth,
@@ -135,7 +124,9 @@ class Plan:
             recv_depth=self.recv_depth,
             iterations=spec.iterations or loops.ENDLESS,
             duration_ns=0 if spec.answers else int(spec.duration_s * 1e9),
-            tail=(source, target, tail),
+            tail_source=entry.buffer.addr + spec.offset + spec.size_bytes - tail,
+            tail_target=target,
+            tail_bytes=tail,
         )
 
 

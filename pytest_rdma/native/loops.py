@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,28 @@ class LaneSpec:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a run does with its lanes, by the names of `struct prdma_run`; 0 is none, or as many as the targets say.
+
+    `recv_depth` is how many receives are posted before the start, on each lane. `tail_*` are of a ping-pong by Write.
+    """
+
+    kind: int = FLOW
+    flags: int = 0
+    depth: int = 1
+    batch: int = 1
+    signal_every: int = 1
+    recv_depth: int = 0
+    recv_batch: int = 1
+    iterations: int = 0
+    duration_ns: int = 0
+    gap_ps: int = 0
+    tail_source: int = 0
+    tail_target: int = 0
+    tail_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Clock:
     """The clock of the runs in this process, and what one reading of it costs."""
 
@@ -254,58 +276,30 @@ def _tsc_is_trusted() -> bool:
 class LoopRun:
     """A run with all the memory it works on. `struct` and `lanes` may be read when `run` has returned."""
 
-    def __init__(
-        self,
-        native: Native,
-        lanes: Sequence[LaneSpec],
-        cqs: Sequence[int],
-        *,
-        kind: int = FLOW,
-        flags: int = 0,
-        depth: int = 1,
-        batch: int = 1,
-        signal_every: int = 1,
-        recv_depth: int = 0,
-        recv_batch: int = 1,
-        iterations: int = 0,
-        duration_ns: int = 0,
-        gap_ps: int = 0,
-        series: bool = True,
-        tail: tuple[int, int, int] = (0, 0, 0),
-    ) -> None:
-        self._native = native
+    def __init__(self, native: Native, lanes: Sequence[LaneSpec], cqs: Sequence[int], work: Work) -> None:
         self._lib, self._abi = library(native)
         self.told = threading.Event()
         self.clock = clock(native)
-        self.recv_depth = recv_depth
+        self.recv_depth = work.recv_depth
         self.lanes = (LaneStruct * len(lanes))()
         self._cqs = (c_uint64 * len(cqs))(*cqs)
         self.histogram, self.series = HistogramStruct(), SeriesStruct(interval_ns=FIRST_INTERVAL_NS)
         self._kept: list[Any] = []
         for number, spec in enumerate(lanes):
-            self._build(number, spec, depth, signal_every)
+            self._build(number, spec, work.depth, work.signal_every)
+        asked = asdict(work)
+        del asked["recv_depth"]
         self.struct = RunStruct(
             lanes=ctypes.addressof(self.lanes),
             cqs=ctypes.addressof(self._cqs),
             lane_count=len(lanes),
             cq_count=len(cqs),
-            kind=kind,
-            flags=flags,
-            depth=depth,
-            batch=batch,
-            signal_every=signal_every,
-            recv_batch=recv_batch,
-            iterations=iterations,
-            duration_ns=duration_ns,
-            gap_ps=gap_ps,
             clock=ClockStruct(self.clock.mult),
             histogram=ctypes.addressof(self.histogram),
-            series=ctypes.addressof(self.series) if series and kind == FLOW else 0,
-            tail_source=tail[0],
-            tail_target=tail[1],
-            tail_bytes=tail[2],
+            series=ctypes.addressof(self.series) if work.kind == FLOW else 0,
             patience=PATIENCE if len(os.sched_getaffinity(0)) > 1 else PATIENCE_ALONE,
             clock_stride=1 if self.clock.cost_ps < CHEAP_CLOCK_PS else 16,
+            **asked,
         )
 
     def _build(self, number: int, spec: LaneSpec, depth: int, signal_every: int) -> None:

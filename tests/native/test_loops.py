@@ -18,7 +18,7 @@ from loopback_provider import Loopback
 from pytest_rdma import native
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.model import Opcode, RecvWR, SendWR, Sge
-from pytest_rdma.native.loops import ENDLESS, LANE_SHIFT, SPLIT, UNTIL_TOLD, LaneSpec, LoopRun
+from pytest_rdma.native.loops import ENDLESS, LANE_SHIFT, SPLIT, UNTIL_TOLD, LaneSpec, LoopRun, Work
 
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SOME = settings(MANY, max_examples=60)
@@ -53,7 +53,7 @@ def writes(count: int) -> list[SendWR]:
 
 def flow(provider: Loopback, end: int = 0, **options: Any) -> LoopRun:
     lanes = options.pop("lanes")
-    return LoopRun(native.load(), lanes, [provider.cq(end)], **options)
+    return LoopRun(native.load(), lanes, [provider.cq(end)], Work(**options))
 
 
 def run(loop: LoopRun, timeout_s: float = 20.0) -> int:

@@ -25,6 +25,7 @@ from pytest_rdma.native.loops import (
     HistogramStruct,
     LaneSpec,
     LoopRun,
+    Work,
     library,
 )
 
@@ -48,10 +49,7 @@ def pair_of(kind: int, provider: Loopback, size: int, count: int, duration_ns: i
             send_target=count,
             recv_target=count if kind == PINGPONG_SEND else 0,
         )
-        run = LoopRun(
-            native.load(),
-            [lane],
-            [provider.cq(end)],
+        work = Work(
             kind=kind,
             flags=(RESPONDER if end else 0) | until_told,
             depth=8,
@@ -59,8 +57,11 @@ def pair_of(kind: int, provider: Loopback, size: int, count: int, duration_ns: i
             recv_depth=8 if kind == PINGPONG_SEND else 0,
             iterations=count,
             duration_ns=0 if end else duration_ns,
-            tail=(at[end] + size - tail, at[end] + 4096 + size - tail, tail),
+            tail_source=at[end] + size - tail,
+            tail_target=at[end] + 4096 + size - tail,
+            tail_bytes=tail,
         )
+        run = LoopRun(native.load(), [lane], [provider.cq(end)], work)
         run._kept += memory
         run.prepare()
         ends.append(run)
@@ -110,7 +111,7 @@ def test_a_read_or_an_atomic_is_a_whole_round_trip(loopback_library: ctypes.CDLL
     at = ctypes.addressof(memory)
     request = SendWR(opcode, (Sge(at, 8, 1),), remote_addr=at + 8, compare_add=1)
     lane = LaneSpec(provider.qp(0), [request], send_target=50)
-    run = LoopRun(native.load(), [lane], [provider.cq(0)], kind=ROUND_TRIP, iterations=50)
+    run = LoopRun(native.load(), [lane], [provider.cq(0)], Work(kind=ROUND_TRIP, iterations=50))
     run.run(Deadline(20))
     assert run.struct.rc == 0
     assert run.histogram.count == 50
