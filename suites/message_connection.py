@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -230,6 +231,16 @@ def receive_messages(endpoint: Endpoint, seed: int, sizes: list[int]) -> int:
         if got != want:
             raise AssertionError(f"message {number} of {len(got)} bytes is not the one of {size} that was sent")
     return len(sizes)
+
+
+def receive_timed(endpoint: Endpoint, count: int) -> float:
+    """Receive as many messages, compare none, and return the seconds from the first to the last."""
+    connection = _connection(endpoint)
+    connection.receive_message()
+    began = time.perf_counter()
+    for _ in range(count - 1):
+        connection.receive_message()
+    return time.perf_counter() - began
 
 
 def exchange_messages(endpoint: Endpoint, seed: int, peer_seed: int, sizes: list[int]) -> int:
