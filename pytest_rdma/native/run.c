@@ -355,10 +355,10 @@ int prdma_look(struct prdma_run *run, int idle)
 		run->idle = 0;
 		sched_yield();
 	}
-	if (++run->look % PRDMA_LOOKS)
-		return 0;
 	if (prdma_stopped((prdma_stop *)(uintptr_t)run->stop))
 		return fail(run, -ECANCELED);
+	if (++run->look % PRDMA_LOOKS)
+		return 0;
 	if (prdma_now(run) >= run->deadline_at)
 		return fail(run, -ETIMEDOUT);
 	prdma_mark_lanes(run);

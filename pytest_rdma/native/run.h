@@ -6,7 +6,7 @@
 #include "post.h"
 #include "wait.h"
 
-#define PRDMA_LOOKS 64 /* polls between two looks at deadline and stop flag */
+#define PRDMA_LOOKS 64 /* polls between two looks at the clock; a driver may take milliseconds for one */
 
 static inline struct prdma_lane *prdma_lanes(const struct prdma_run *run)
 {
@@ -45,7 +45,7 @@ int prdma_post_lists(struct prdma_run *run, struct prdma_lane *lane);
 int prdma_repost(struct prdma_run *run, struct prdma_lane *lane, uint32_t n);
 /* Takes what completed: how many, or an error, which is in run->rc, too. */
 int prdma_reap(struct prdma_run *run);
-/* In every loop, once a look: notices stop and deadline now and then. 0, or what is in run->rc. */
+/* In every loop, once a look: notices a stop, and now and then the deadline. 0, or what is in run->rc. */
 int prdma_look(struct prdma_run *run, int idle);
 /* Reads the clock. */
 uint64_t prdma_now(struct prdma_run *run);
