@@ -1,0 +1,71 @@
+"""Ctrl-C in a run between two hosts: loops at both ends stop at once, and nothing of the run is left on either host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_rdma.lab import Lab
+
+pytestmark = pytest.mark.lab
+
+HERE = Path(__file__).parent
+DRIVER, CASES = HERE / "interrupt.py", HERE / "interrupted_cases.py"
+LOOPS = ("test_sends_both_ways", "test_large_writes", "test_ping_pong_by_write")
+CALLS = ("test_poll", "test_program", "test_cm_connect")
+STOP_S, GONE_S = 0.1, 2.0
+GUEST_FOLDER = "/root/interrupted"
+LOOK = r"""
+rdma -j resource show qp | grep -o '"type":"RC"' | wc -l
+for pid in {pids}; do test -e /proc/$pid && tr '\0' ' ' < /proc/$pid/cmdline; done
+pgrep -fx 'sleep 1234'
+flock -n /run/lock/pytest-rdma-rxe0.lock true || echo locked
+"""
+
+
+def check(found: dict[str, Any], lab: Lab, on_guest: Callable[..., str]) -> None:
+    """Compare the times with their limits, and look at once at what is left on both hosts."""
+    left = [on_guest(LOOK.format(pids=" ".join(map(str, found.get("pids", [])))), host=host) for host in lab.hosts]
+    assert found["code"] == pytest.ExitCode.INTERRUPTED, found["output"]
+    assert found["users"] == [0, 0]
+    stopped_s = found["ended"] - found["began"]
+    limit_s = (STOP_S + found["round_trip_s"]) * lab.timeout_scale
+    times = f"stopped after {stopped_s:.3f} s, pytest ended after {found['took_s']:.3f} s"
+    print(times, f"(a round trip takes {found['round_trip_s'] * 1e3:.1f} ms, the scale is {lab.timeout_scale:g})")
+    assert stopped_s <= limit_s, times
+    assert found["took_s"] <= GONE_S * lab.timeout_scale, times
+    assert left == ["0\n", "0\n"], left
+
+
+@pytest.mark.parametrize("case", [*LOOPS, *CALLS])
+def test_with_the_controller_outside(case: str, lab: Lab, on_guest: Callable[..., str], tmp_path: Path) -> None:
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "--rdma-lab", f"--rootdir={tmp_path}"]
+    (tmp_path / CASES.name).write_text(CASES.read_text())
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), sys.executable, *command, f"{CASES.name}::{case}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ""},
+        stdout=subprocess.PIPE,
+        timeout=300,
+        check=True,
+    )
+    check(json.loads(done.stdout), lab, on_guest)
+
+
+@pytest.mark.parametrize("case", [LOOPS[0], "test_wait", "test_program"])
+def test_with_one_end_in_the_process_of_pytest(
+    case: str, lab: Lab, on_guest: Callable[..., str], guest_pytest: Callable[..., str]
+) -> None:
+    on_guest(f"mkdir -p {GUEST_FOLDER} && cat > {GUEST_FOLDER}/{DRIVER.name}", data=DRIVER.read_bytes())
+    on_guest(f"cat > {GUEST_FOLDER}/{CASES.name}", data=CASES.read_bytes())
+    options = "-p no:cacheprovider -p pytest_rdma.plugin --rdma-device rxe0 --peer host2 --rootdir=."
+    command = f"python3 {DRIVER.name} python3 -m pytest {options} '{CASES.name}::{case}'"
+    text = on_guest(f"cd {GUEST_FOLDER} && PYTHONPATH=/root/tree {command}")
+    check(json.loads(text), lab, on_guest)
