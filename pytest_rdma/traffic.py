@@ -245,12 +245,12 @@ class Latency:
 class TrafficResult:
     """What a run did. `seconds` is from the first post to the last completion of what is sent.
 
-    Of an end that only receives it is from the first arrival to the last.
-
-    `series` holds messages by intervals of `interval_s`: a dip in it is a stall. `post_seconds` and `poll_seconds` are
-    0 unless asked for; what they leave was waiting. `outstanding_reads` is how many reads or atomics could really be
-    open. `clock` timed the run, a reading of it costs `clock_cost_ns`. `cpu` is the processor that the loop ended on,
-    `numa_node` where that is (-1: not told); loops stay beside the device where the process may run there.
+    Of an end that only receives it is from the first arrival to the last. `consumed` is how many receives of the other
+    end the messages of a Pipeline took. `series` holds messages by intervals of `interval_s`: a dip in it is a stall.
+    `post_seconds` and `poll_seconds` are 0 unless asked for; what they leave was waiting. `outstanding_reads` is how
+    many reads or atomics could really be open. `clock` timed the run, a reading of it costs `clock_cost_ns`. `cpu` is
+    the processor that the loop ended on, `numa_node` where that is (-1: not told); loops stay beside the device where
+    the process may run there.
     """
 
     messages: int
@@ -271,7 +271,8 @@ class TrafficResult:
     clock: str
     clock_cost_ns: float
     cpu: int
-    numa_node: int
+    numa_node: int = -1
+    consumed: int = 0
 
     @property
     def messages_per_second(self) -> float:

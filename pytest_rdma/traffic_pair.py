@@ -113,10 +113,6 @@ def _is_told(specs: tuple[Spec, ...]) -> bool:
     )
 
 
-def _sends(specs: tuple[Spec, ...]) -> bool:
-    return any(isinstance(spec, Pipeline) for spec in specs)
-
-
 @contextlib.contextmanager
 def _prepared(sides: Sides, specs: tuple[tuple[Spec, ...], ...], timeout_s: float) -> Iterator[list[Traffic]]:
     """Both ends at once, the passive one first in line; what is refused at one end undoes the other."""
@@ -189,13 +185,19 @@ class _End(threading.Thread):
         self.join(seconds)
         return not self.is_alive()
 
-    def has_sent(self, timeout_s: float) -> bool:
-        """Wait until it has sent all, or has failed."""
+    def sent(self, timeout_s: float) -> int | None:
+        """Wait until it has sent all, and return how many receives that takes; None when it has failed."""
+        host, handle = self.traffic.host, self.traffic.handle
         try:
-            sent: bool = self.traffic.host.submit("traffic.sent", self.traffic.handle, timeout_s=timeout_s).result()
+            found: int | None = host.submit("traffic.sent", handle, timeout_s=timeout_s).result()
         except RdmaError:
-            return False  # its run tells why
-        return sent
+            return None  # its run tells why
+        return found
+
+    def tell(self, arriving: int) -> None:
+        """Let it end when so many messages have arrived in all; its result comes after that, so nothing is awaited."""
+        with contextlib.suppress(RdmaError):  # as above
+            self.traffic.host.submit("traffic.tell", self.traffic.handle, arriving)
 
     def stop(self) -> None:
         with contextlib.suppress(RdmaError):
@@ -209,7 +211,7 @@ def _both(runs: Sequence[Traffic], specs: Sequence[tuple[Spec, ...]], timeout_s:
     for end in (passive, active):
         end.start()
     try:
-        late = _end_both(active, passive, [_is_told(one) for one in specs], _sends(specs[1]), timeout_s)
+        late = _end_both(active, passive, specs, timeout_s)
     except BaseException:  # both at once, then wait for both
         for end in (active, passive):
             end.stop()
@@ -224,18 +226,23 @@ def _both(runs: Sequence[Traffic], specs: Sequence[tuple[Spec, ...]], timeout_s:
     return PairResult(active.value, passive.value)
 
 
-def _end_both(active: _End, passive: _End, told: Sequence[bool], passive_sends: bool, timeout_s: float) -> bool:
-    """Wait for both, and tell those that wait to be told; whether the passive end had to be stopped.
+def _end_both(active: _End, passive: _End, specs: Sequence[tuple[Spec, ...]], timeout_s: float) -> bool:
+    """Wait for both, tell those that wait for it how many messages arrive; whether the passive end had to be stopped.
 
-    Where both send, none is told before both have sent all: what has completed at a sender has arrived at its receiver.
+    What has completed at a sender arrives, at the latest a moment later; until then its receiver posts receives.
     """
-    if told[0] or (told[1] and passive_sends):
-        sent = active.has_sent(timeout_s) and passive.has_sent(timeout_s)
-        if sent and told[0]:
-            active.stop()
+    if _is_told(specs[0]):
+        arriving = passive.sent(timeout_s)
+        if arriving is not None:
+            active.tell(arriving)
     active.join()
-    late = not (told[1] or passive_sends or passive.ended_within(STOP_GRACE_S * passive.traffic.host.timeout_scale))
-    if late or told[1]:
+    told, sends = _is_told(specs[1]), any(isinstance(spec, Pipeline) for spec in specs[1])
+    if told and isinstance(specs[1][0], PingPong):
+        passive.stop()
+    elif told and not active.errors:
+        passive.tell(active.value.consumed)
+    late = not (told or sends or passive.ended_within(STOP_GRACE_S * passive.traffic.host.timeout_scale))
+    if late:
         passive.stop()
     passive.join()
     return late and not active.errors

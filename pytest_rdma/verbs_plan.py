@@ -82,6 +82,10 @@ class Plan:
         sends = _share(self.send.iterations, lane, lanes) if self.send else 0
         return sends, _share(self.drain.messages, lane, lanes) if self.drain else 0
 
+    def consumed(self, loop: loops.LoopRun) -> int:
+        """Return how many receives what was sent takes at the other end."""
+        return sum(self.send.consumed(lane.completed) for lane in loop.lanes) if self.send else 0
+
     def build(self, entries: Sequence[QPEntry]) -> loops.LoopRun:
         lanes = self.lanes = []
         for number, entry in enumerate(entries):

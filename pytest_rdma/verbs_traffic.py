@@ -55,10 +55,17 @@ def op_run(host: LocalHost, deadline: Deadline, handle: int) -> TrafficResult:
 
 
 @op("traffic.sent")
-def op_sent(host: LocalHost, deadline: Deadline, handle: int) -> bool:
-    """Wait until the run has sent all, or has ended, and tell whether it has sent all."""
+def op_sent(host: LocalHost, deadline: Deadline, handle: int) -> int | None:
+    """Wait until the run has sent all, and return how many receives that takes; None when it has failed."""
     prepared: TrafficEntry = host.entry("traffic", handle)
-    return prepared.loop.wait_sent(deadline)
+    return prepared.plan.consumed(prepared.loop) if prepared.loop.wait_sent(deadline) else None
+
+
+@op("traffic.tell")
+def op_tell(host: LocalHost, deadline: Deadline, handle: int, arriving: int) -> None:
+    """Tell a run until told how many messages arrive in all: it ends when they are there."""
+    prepared: TrafficEntry = host.entry("traffic", handle)
+    prepared.loop.struct.told = arriving + 1
 
 
 @op("traffic.close")
@@ -105,7 +112,7 @@ def go(prepared: TrafficEntry, deadline: Deadline) -> TrafficResult:
                 _note_left(prepared)
                 prepared.close()
     finally:
-        prepared.loop.told.set()
+        prepared.loop.sent.set()
     _raise_failure(prepared, deadline)
     return _result(prepared)
 
@@ -196,6 +203,7 @@ def _result(prepared: TrafficEntry) -> TrafficResult:
     return TrafficResult(
         messages=sum(lane.completed for lane in loop.lanes),
         bytes=sum(_bytes_of(plan.sends(entry), lane.completed) for lane, entry in zip(loop.lanes, prepared.entries)),
+        consumed=plan.consumed(loop),
         received=sum(lane.received for lane in loop.lanes),
         received_bytes=run.received_bytes,
         seconds=run.elapsed_ns / 1e9,

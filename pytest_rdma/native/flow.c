@@ -77,7 +77,17 @@ static int is_done(const struct prdma_run *run, int receives_too)
 	return 1;
 }
 
-/* Told to end while it only receives: the regular end. What has arrived by now still counts. */
+/* Told how many arrive in all, and they are there. */
+static int has_all(const struct prdma_run *run)
+{
+	uint64_t told = __atomic_load_n(&run->told, __ATOMIC_ACQUIRE), arrived = 0;
+
+	for (uint32_t i = 0; told && i < run->lane_count; i++)
+		arrived += prdma_lanes(run)[i].received;
+	return told && arrived + 1 >= told;
+}
+
+/* Stopped while it only receives: a regular end, too. What has arrived by now still counts. */
 static void end_as_told(struct prdma_run *run)
 {
 	if (!(run->flags & PRDMA_UNTIL_TOLD) || run->rc != -ECANCELED || !is_done(run, 0))
@@ -121,7 +131,7 @@ void prdma_flow(struct prdma_run *run)
 		;
 	if (!run->rc)
 		sent(run);
-	while (!run->rc && !is_done(run, 1) && !step(run))
+	while (!run->rc && !is_done(run, 1) && !has_all(run) && !step(run))
 		;
 	end_as_told(run);
 }

@@ -96,6 +96,7 @@ struct prdma_run {
 	uint64_t sent_at, thread;
 	int32_t done_fd, running;
 	int32_t sent, ended; /* all sends have completed; so has the run */
+	uint64_t told; /* set from outside, of a run until told: one more than what arrives in all; 0: not told yet */
 };
 
 struct prdma_loops_abi {

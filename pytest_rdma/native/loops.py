@@ -154,6 +154,7 @@ class RunStruct(ctypes.Structure):
         ("running", c_int32),
         ("sent", c_int32),
         ("ended", c_int32),
+        ("told", c_uint64),
     ]
 
 
@@ -278,7 +279,7 @@ class LoopRun:
 
     def __init__(self, native: Native, lanes: Sequence[LaneSpec], cqs: Sequence[int], work: Work) -> None:
         self._lib, self._abi = library(native)
-        self.told = threading.Event()
+        self.sent = threading.Event()
         self.clock = clock(native)
         self.recv_depth = work.recv_depth
         self.lanes = (LaneStruct * len(lanes))()
@@ -343,17 +344,18 @@ class LoopRun:
         try:
             while self._lib.prdma_run_wait(address, SLICE_MS) == 0:
                 if self.struct.sent:
-                    self.told.set()
+                    self.sent.set()
         finally:
             # Its memory is ours: whatever ends this wait, the thread ends first.
             if self.struct.running:
                 deadline.stop.set()
                 while self._lib.prdma_run_wait(address, SLICE_MS) == 0:
                     pass
+            self.sent.set()
 
     def wait_sent(self, deadline: Deadline) -> bool:
         """Wait until all sends have completed, or the run has ended, and tell whether they have."""
-        while not self.told.wait(SLICE_MS / 1e3):
+        while not self.sent.wait(SLICE_MS / 1e3):
             deadline.check("end of what a run sends")
         return bool(self.struct.sent)
 

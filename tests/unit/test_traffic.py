@@ -164,7 +164,7 @@ class Here:
 
 def test_specifications_and_results_cross_the_stream_as_they_are() -> None:
     result = TrafficResult(
-        10, 80, 0, 0, 0.5, latency_of([1, 2, 2]), (3, 7), 0.001, 0.0, 0.0, 1, 2, 3, 4, None, "TSC", 8.5, 1, 0
+        10, 80, 0, 0, 0.5, latency_of([1, 2, 2]), (3, 7), 0.001, 0.0, 0.0, 1, 2, 3, 4, None, "TSC", 8.5, 1, 0, 3
     )
     requests = (SendWR(Opcode.SEND, (Sge(1, 2, 3),)),)
     everything = [
