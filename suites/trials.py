@@ -12,6 +12,8 @@ from typing import Any
 import echo_once
 
 from pytest_rdma import (
+    Access,
+    Buffer,
     EndOutcome,
     Endpoint,
     Expectation,
@@ -61,6 +63,7 @@ class Trial:
         self.requester, self.responder = pair.ends if forward else reversed(pair.ends)
         self.here, self.there = (pair.rail.local, pair.rail.peer) if forward else (pair.rail.peer, pair.rail.local)
         self.active, self.passive = Probe(self.requester), Probe(self.responder)
+        self._regions: list[Buffer] = []
         for end in pair.ends:
             end.buffer.memset(UNTOUCHED)
 
@@ -76,6 +79,11 @@ class Trial:
     def source(self, offset: int = 0, length: int = MESSAGE_BYTES) -> Sge:
         """A piece of the active end's own buffer."""
         return self.requester.buffer.sge(offset, length)
+
+    def memory_without_rights(self, endpoint: Endpoint) -> Buffer:
+        """Another MR of the endpoint's PD, which allows nothing; it goes when the outcome has been judged."""
+        self._regions.append(endpoint.host.mr(endpoint.pd, 4096, Access.NONE))
+        return self._regions[-1]
 
     def post_receives(self, *ends: Probe) -> None:
         """Post receives that a failure must flush, in the upper half of the buffer."""
@@ -128,6 +136,9 @@ class Trial:
             for end in self.pair.ends:
                 if not end.closed:
                     end.buffer.check_untouched(UNTOUCHED)
+        for region in self._regions:
+            region.check_untouched(0)
+            region.close()
         echo(self.bystander)
         if anew:
             self.pair.close()
