@@ -8,7 +8,6 @@ with what /proc tells, has faulthandler print the stacks, and ends this process.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import struct
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from pytest_rdma.deadline import Deadline
 from pytest_rdma.host import LocalHost
 
 CLOSE_S = 30.0
+_SLOT, _TIME = struct.Struct(watcher.SLOT), struct.Struct("q")
 DEBUGGERS = ("bdb", "cmd", "code", "pdb", "debugpy", "pydevd", "_pydevd", "IPython")
 
 
@@ -50,22 +49,22 @@ class Watch:
         os.close(memory)
         threading.Thread(target=self._keep_beating, name="rdma beat", daemon=True).start()
 
-    @contextlib.contextmanager
-    def op(self, name: str, deadline: Deadline) -> Iterator[None]:
-        """Have the op watched that runs meanwhile."""
-        slot = self._free.pop() if self._free and os.getpid() == self._pid else None
-        if slot is None:
-            yield
-            return
-        at = watcher.slot_offset(slot)
-        text = name.encode()[: watcher.NAME_BYTES]
-        struct.pack_into(watcher.SLOT, self._page, at, 0, threading.get_native_id(), text)
-        struct.pack_into("q", self._page, at, deadline.at_ns)  # last: it makes the slot count
+    def begin(self, name: str, at_ns: int) -> int:
+        """Have the op watched that begins now; returns what `end` takes, -1 for nothing. Each op pays for this."""
         try:
-            yield
-        finally:
-            struct.pack_into("q", self._page, at, 0)
-            self._free.append(slot)
+            slot = self._free.pop() if os.getpid() == self._pid else -1
+        except IndexError:
+            slot = -1
+        if slot < 0:
+            return slot
+        at = watcher.slot_offset(slot)
+        _SLOT.pack_into(self._page, at, 0, threading.get_native_id(), name.encode())
+        _TIME.pack_into(self._page, at, at_ns)  # last: it makes the slot count
+        return slot
+
+    def end(self, slot: int) -> None:
+        _TIME.pack_into(self._page, watcher.slot_offset(slot), 0)
+        self._free.append(slot)
 
     def _keep_beating(self) -> None:
         while True:
@@ -97,15 +96,20 @@ class WatchedHost(LocalHost):
             _WATCH.append(Watch(GRACE_S * self.timeout_scale, self._stderr))
 
     def run_op(self, name: str, deadline: Deadline, args: tuple[Any, ...]) -> Any:
-        with self._watched(name, deadline):
+        slot = _WATCH[0].begin(name, deadline.at_ns) if _WATCH else -1
+        try:
             return super().run_op(name, deadline, args)
+        finally:
+            if slot >= 0:
+                _WATCH[0].end(slot)
 
     def close(self) -> None:
-        with self._watched("closing", Deadline(CLOSE_S * self.timeout_scale)):
+        slot = _WATCH[0].begin("closing", Deadline(CLOSE_S * self.timeout_scale).at_ns) if _WATCH else -1
+        try:
             super().close()
-
-    def _watched(self, name: str, deadline: Deadline) -> contextlib.AbstractContextManager[None]:
-        return _WATCH[0].op(name, deadline) if _WATCH else contextlib.nullcontext()
+        finally:
+            if slot >= 0:
+                _WATCH[0].end(slot)
 
 
 GRACE_S = 5.0
