@@ -164,6 +164,18 @@ def test_an_agent_that_is_stuck_in_c_ends_too_when_nobody_listens(
     assert gone(stuck)
 
 
+@pytest.mark.parametrize("way", ["openssh", "paramiko"])
+def test_closing_ends_an_agent_that_is_stopped(
+    open_host: Open, sshd: Sshd, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CLOSE_GRACE_S", 0.5)
+    host = open_host(sshd.target() if way == "paramiko" else ExecTarget(sshd.ssh_command()))
+    os.kill(host.info.pid, signal.SIGSTOP)
+    with within(12):
+        host.close()
+        assert gone(host.info.pid)
+
+
 def session_of(pid: int) -> int:
     """Return the parent of an agent: sshd's process for this login."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
