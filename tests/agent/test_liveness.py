@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -294,6 +295,18 @@ def test_ctrl_c_ends_a_wait_at_once_and_the_host_lives(heeds_ctrl_c: None, open_
     with within(2), pytest.raises(KeyboardInterrupt):
         host.run(["sleep", "60"])
     assert host.run(["echo", "alive"]).stdout == b"alive\n"
+
+
+@pytest.mark.parametrize("way", ["process", "paramiko"])
+def test_ctrl_c_ends_the_wait_for_a_host_that_does_not_come_back(
+    heeds_ctrl_c: None, open_host: Open, sshd: Sshd, tmp_path: Path, way: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sleeps = ExecTarget(script(tmp_path / "sleeps", "#!/bin/sh\nexec sleep 60\n"))
+        target = sleeps if way == "process" else dataclasses.replace(sshd.target(), port=silent.getsockname()[1])
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with within(3), pytest.raises(KeyboardInterrupt):
+            open_host(target)
 
 
 def test_answers_come_in_the_order_in_which_ops_end(open_host: Open) -> None:
