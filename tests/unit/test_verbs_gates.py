@@ -1,0 +1,66 @@
+"""Looking at a host where there is no RDMA: what cannot be read is said, what can be is still judged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_rdma.host import LocalHost
+from pytest_rdma.verbs_gates import Watch, since_test_began
+
+WATCH = Watch("rxe0", 1, ours=True, settle_s=0.05)
+
+
+@pytest.fixture
+def host() -> Iterator[LocalHost]:
+    if Path("/sys/class/infiniband").exists():
+        pytest.skip("this machine has RDMA")
+    yield LocalHost("host1")
+
+
+def begin(host: LocalHost) -> dict[str, str]:
+    unread: dict[str, str] = host.invoke("gates.begin", asdict(WATCH), "")
+    return unread
+
+
+def end(host: LocalHost) -> dict[str, Any]:
+    look: dict[str, Any] = host.invoke("gates.end", asdict(WATCH), "")
+    return look
+
+
+def test_objects_and_counters_are_said_to_be_unread_with_the_reason(host: LocalHost) -> None:
+    unread = begin(host)
+    assert set(unread) >= {"objects", "counters"}
+    assert "RDMA netlink answers" in unread["objects"]
+    assert all(unread.values())
+    assert set(since_test_began(host)[2]) == set(unread)
+
+
+def test_a_descriptor_is_a_leak_of_one_test_and_not_of_the_next(host: LocalHost) -> None:
+    begin(host)
+    made = os.open("/dev/null", os.O_RDONLY)
+    try:
+        assert end(host)["leaks"] == [f"descriptor {made} (/dev/null)"]
+        assert end(host)["leaks"] == []
+    finally:
+        os.close(made)
+
+
+def test_what_a_wider_fixture_makes_is_adopted(host: LocalHost) -> None:
+    begin(host)
+    host.invoke("gates.aside")
+    made = os.open("/dev/null", os.O_RDONLY)
+    try:
+        host.invoke("gates.adopt")
+        assert end(host)["leaks"] == []
+    finally:
+        os.close(made)
+
+
+def test_nothing_is_judged_before_a_test_began(host: LocalHost) -> None:
+    assert host.invoke("gates.end", asdict(WATCH), "") is None
