@@ -31,7 +31,8 @@ def peer_memory(view: View) -> Causes:
     request = view.request
     if view.status != WCStatus.REM_ACCESS_ERR:
         return
-    if request is None or request.opcode not in NEEDS or view.passive.host.lost:
+    silent = view.passive.host.lost or "everything" in view.passive.host.unread
+    if request is None or request.opcode not in NEEDS or silent:
         return
     if request.rkey == 0:
         yield Cause(

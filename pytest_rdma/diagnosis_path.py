@@ -14,6 +14,7 @@ from pytest_rdma.evidence import QPEvidence
 from pytest_rdma.model import QPState
 from pytest_rdma.status import WCStatus
 
+NO_ROW = re.compile(r"(\S+) on (.+?) has no GID row (\d+); valid rows")
 PSN_END = 1 << 24
 PSN_FAR = 1 << 16
 PSN_NEAR = 1 << 12
@@ -62,6 +63,15 @@ def _misdirected(sender: End, target: End, dest: int) -> Cause:
 
 def _no_such_qp(view: View, dest: int | None) -> Causes:
     passive = view.passive
+    silent = passive.host.unread.get("everything")
+    if silent:
+        yield Cause(
+            "process-gone",
+            f"{failed_as(view)}: the process on {passive.name} that held the peer's QP tells nothing: {silent}",
+            "look at what ended it: its stderr, the kernel log (out of memory, a crash), a signal, the test itself",
+            False,
+        )
+        return
     if dest is None or any(qp.qp_num == dest and not qp.closed for qp in passive.host.qps):
         return
     if any(name.startswith("QP") for name in passive.host.unread):
@@ -185,6 +195,14 @@ def _connection_failed(view: View) -> bool:
 
 def gid_rows(view: View) -> Causes:
     """The rows of both ends: gone, of different types, without a way from one to the other, or told wrongly."""
+    empty = NO_ROW.search(view.evidence.error)
+    if empty:
+        yield Cause(
+            "gid-gone",
+            f"GID row {empty[3]} of {empty[1]} on {empty[2]} is empty now, and the pair was to use it",
+            "give the netdev its address back, or begin the run anew, which takes a row that is there",
+            True,
+        )
     if not _connection_failed(view):
         return
     gone = [cause for end in view.ends for cause in _row_gone(end)]
@@ -312,7 +330,7 @@ def packets(view: View) -> Causes:
     if not view.unanswered or view.passive.host.lost or view.one_host:
         return
     active, passive = view.active, view.passive
-    if any("counters" in end.host.unread for end in view.ends):
+    if any(not {"counters", "everything"}.isdisjoint(end.host.unread) for end in view.ends):
         sent = arrived = answered = back = repeated = 0
     else:
         sent, arrived = active.counted("sent_pkts"), passive.counted("rcvd_pkts")

@@ -465,3 +465,18 @@ def test_counters_that_could_not_be_read_are_not_taken_for_zeros() -> None:
     assert names(diagnose(found)) == ["packets-dropped"]
     unread = replace(found, peer=replace(found.peer, unread={"counters": "not watched in this test"}))
     assert names(diagnose(unread)) == ["no-answer"]
+
+
+def test_a_process_that_tells_nothing_is_likely_gone() -> None:
+    silent = host("host2", counters={}, unread={"everything": "host2 is not open"})
+    (cause,) = diagnose(unanswered(replace(silent, qps=())))
+    assert cause.name == "process-gone"
+    assert not cause.certain
+    assert "host2 is not open" in cause.headline
+
+
+def test_a_row_that_is_empty_when_a_pair_is_made_is_named() -> None:
+    text = "rxe0/1 on host2 has no GID row 1; valid rows: 2 fd99::2 (RoCE v2, netdev fabric)"
+    (cause,) = diagnose(evidence(error_type="RdmaUsageError", error=text))
+    assert cause.name == "gid-gone"
+    assert "GID row 1 of rxe0/1 on host2 is empty now" in cause.headline
