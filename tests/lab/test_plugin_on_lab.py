@@ -214,7 +214,9 @@ def test_a_failed_test_shows_both_hosts_and_the_traceback_over_there(ran: Ran) -
             "*- traceback on host2 -*",
         ]
     )
-    assert ran.text.count("the provider complains") == 1, "later tests report only what is new"
+    assert ran.properties("test_fails")["rdma_cause"] == "no-completion-possible"
+    assert "rdma_cause" not in ran.properties("test_next")
+    assert ran.text.count("stderr of the agent:") == 1, "later tests report only what is new"
 
 
 def test_after_an_agent_was_killed_the_next_test_has_a_new_one(ran: Ran) -> None:
