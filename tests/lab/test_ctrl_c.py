@@ -65,7 +65,7 @@ def test_with_one_end_in_the_process_of_pytest(
 ) -> None:
     on_guest(f"mkdir -p {GUEST_FOLDER} && cat > {GUEST_FOLDER}/{DRIVER.name}", data=DRIVER.read_bytes())
     on_guest(f"cat > {GUEST_FOLDER}/{CASES.name}", data=CASES.read_bytes())
-    options = "-p no:cacheprovider -p pytest_rdma.plugin --rdma-device rxe0 --peer host2 --rootdir=."
-    command = f"python3 {DRIVER.name} python3 -m pytest {options} '{CASES.name}::{case}'"
-    text = on_guest(f"cd {GUEST_FOLDER} && PYTHONPATH=/root/tree {command}")
+    options = f"-p pytest_rdma.plugin --rdma-device rxe0 --peer host2 --rdma-timeout-scale={lab.timeout_scale:g}"
+    command = f"python3 -m pytest -p no:cacheprovider --rootdir=. {options} '{CASES.name}::{case}'"
+    text = on_guest(f"cd {GUEST_FOLDER} && PYTHONPATH=/root/tree python3 {DRIVER.name} {command}")
     check(json.loads(text), lab, on_guest)
