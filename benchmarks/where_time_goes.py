@@ -60,9 +60,10 @@ def used(host: Host) -> Counter[str]:
 def share(before: Counter[str], after: Counter[str]) -> str:
     """Return each kind's part of the time that the processor was busy, the largest first.
 
-    The loops poll, so it is idle only before and behind the run: that is left out.
+    The loops poll, so it is idle only before and behind the run: that is left out. Tasks that ended took their ticks
+    with them.
     """
-    spent = {name: after[name] - before[name] for name in after if name not in ("idle", "steal")}
+    spent = {name: max(0, after[name] - before[name]) for name in after if name not in ("idle", "steal")}
     busy = sum(spent.values()) or 1
     ordered = sorted(spent.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {100 * ticks / busy:.0f} %" for name, ticks in ordered if ticks)
