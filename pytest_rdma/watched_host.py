@@ -3,7 +3,8 @@
 What verbs do in this process no other thread of it can end: a call that never returns from the kernel holds the main
 thread, and often the GIL with it. So a small process looks, twice a second, at a page that both share: which ops run,
 until when, and whether Python still runs here. When an op has outlived its deadline it says so on standard error,
-with what /proc tells, has faulthandler print the stacks, and ends this process. It ends with it, too.
+with what /proc tells, has faulthandler print the stacks, and ends this process. It ends with the last host that it
+watches, or with this process.
 """
 
 from __future__ import annotations
@@ -40,14 +41,23 @@ class Watch:
         self._beat()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(watcher.__file__)), str(os.getpid()), str(memory), str(grace_s)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # the watcher ends when this end of it is closed
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             pass_fds=[memory],
             start_new_session=True,  # Ctrl-C is not for it
         )
         os.close(memory)
-        threading.Thread(target=self._keep_beating, name="rdma beat", daemon=True).start()
+        self._closed = threading.Event()
+        self._beater = threading.Thread(target=self._keep_beating, name="rdma beat", daemon=True)
+        self._beater.start()
+
+    def close(self) -> None:
+        """End the watcher and the beat; ops that still run are watched no more."""
+        self._closed.set()
+        self._process.kill()  # it holds nothing that it would have to give back
+        self._process.communicate(timeout=END_S)
+        self._beater.join(END_S)
 
     def begin(self, name: str, at_ns: int) -> int:
         """Have the op watched that begins now; returns what `end` takes, -1 for nothing. Each op pays for this."""
@@ -67,8 +77,7 @@ class Watch:
         self._free.append(slot)
 
     def _keep_beating(self) -> None:
-        while True:
-            time.sleep(watcher.TICK_S)
+        while not self._closed.wait(watcher.TICK_S):
             self._beat()
 
     def _beat(self) -> None:
@@ -85,33 +94,55 @@ class Watch:
 
 
 class WatchedHost(LocalHost):
-    """A LocalHost whose ops are watched from when it is opened; `stderr` is the descriptor to complain on."""
+    """A LocalHost whose ops are watched from when it is opened until it is closed; `stderr` is where to complain."""
 
     def __init__(self, name: str, *, timeout_scale: float, stderr: int) -> None:
         super().__init__(name, timeout_scale=timeout_scale)
         self._stderr = stderr
+        self._watch: Watch | None = None
 
     def open(self) -> None:
-        if not _WATCH:
-            _WATCH.append(Watch(GRACE_S * self.timeout_scale, self._stderr))
+        with _LOCK:
+            if not _WATCHED:
+                _WATCH.append(Watch(GRACE_S * self.timeout_scale, self._stderr))
+            _WATCHED.add(self)
+            self._watch = _WATCH[0]
+
+    def restart(self, cause: str) -> None:
+        super().restart(cause)
+        self.open()
 
     def run_op(self, name: str, deadline: Deadline, args: tuple[Any, ...]) -> Any:
-        slot = _WATCH[0].begin(name, deadline.at_ns) if _WATCH else -1
+        watch = self._watch
+        slot = watch.begin(name, deadline.at_ns) if watch else -1
         try:
             return super().run_op(name, deadline, args)
         finally:
-            if slot >= 0:
-                _WATCH[0].end(slot)
+            if watch and slot >= 0:
+                watch.end(slot)
 
     def close(self) -> None:
-        slot = _WATCH[0].begin("closing", Deadline(CLOSE_S * self.timeout_scale).at_ns) if _WATCH else -1
+        watch = self._watch
+        slot = watch.begin("closing", Deadline(CLOSE_S * self.timeout_scale).at_ns) if watch else -1
         try:
             super().close()
         finally:
-            if slot >= 0:
-                _WATCH[0].end(slot)
+            if watch and slot >= 0:
+                watch.end(slot)
+            self._forsake()
+
+    def _forsake(self) -> None:
+        with _LOCK:
+            _WATCHED.discard(self)
+            self._watch = None
+            ended = [] if _WATCHED else [_WATCH.pop() for _ in _WATCH[:]]
+        for watch in ended:
+            watch.close()
 
 
 GRACE_S = 5.0
+END_S = 5.0
+_LOCK = threading.Lock()
+_WATCHED: set[WatchedHost] = set()
 _WATCH: list[Watch] = []
-"""The one watch of this process, for all its hosts."""
+"""The one watch of this process while any of its hosts is open."""

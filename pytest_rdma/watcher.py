@@ -1,5 +1,7 @@
 """The process that watches a controller; a file of its own, run with nothing but the standard library.
 
+Its standard input is a pipe that the controller holds: it ends with that, when the controller closes it or is gone.
+
 Its clock is CLOCK_MONOTONIC, which both processes share and which stands still while the machine sleeps. What it
 counts are its own looks, not time that went by: a controller that was stopped, or is held by a debugger, is not late.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import signal
 import struct
 import sys
@@ -37,8 +40,7 @@ def slot_offset(slot: int) -> int:
 def main(pid: int, memory: int, grace_s: float) -> None:
     page = mmap.mmap(memory, PAGE_BYTES, prot=mmap.PROT_READ)
     late: dict[tuple[int, int], float] = {}
-    while os.getppid() == pid:
-        time.sleep(TICK_S)
+    while not over(pid, TICK_S):
         beat_ns, debugged = struct.unpack_from(HEAD, page)
         if debugged or held(pid):
             late.clear()
@@ -53,6 +55,13 @@ def main(pid: int, memory: int, grace_s: float) -> None:
             if waited_s > grace_s * (1 if stuck else PATIENT) and (stuck or main_thread):
                 end(pid, key[1], overdue[key].rstrip(b"\0").decode(), (now - key[0]) / 1e9)
                 return
+
+
+def over(pid: int, within_s: float) -> bool:
+    """Wait for the controller to end; a child that it forked may hold its end of the pipe still."""
+    pipe = select.poll()
+    pipe.register(0, select.POLLIN)
+    return bool(pipe.poll(within_s * 1e3)) or os.getppid() != pid
 
 
 def held(pid: int) -> bool:
@@ -87,12 +96,9 @@ def end(pid: int, thread: int, name: str, late_s: float) -> None:
     for number in (signal.SIGABRT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        until = time.monotonic() + END_S
-        while time.monotonic() < until:
-            if os.getppid() != pid:
-                say(f"the run was ended by {signal.Signals(number).name}: {what}")
-                return
-            time.sleep(0.05)
+        if over(pid, END_S):
+            say(f"the run was ended by {signal.Signals(number).name}: {what}")
+            return
     say(f"the run cannot be ended, for not even SIGKILL ends process {pid}: {what}")
 
 

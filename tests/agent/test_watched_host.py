@@ -101,3 +101,24 @@ os.wait()
     with controller(code) as process:
         out, text = process.communicate(timeout=30)
     assert (process.returncode, out, text) == (0, "closed in parent\n", "")
+
+
+def test_the_watcher_ends_with_the_last_host_that_is_open() -> None:
+    code = """
+import threading
+two = [watched_host.WatchedHost("local host", timeout_scale=1.0, stderr=2) for _ in range(2)]
+both = [threading.Thread(target=one.open) for one in two]
+[one.start() for one in both], [one.join() for one in both]
+(watch,) = watched_host._WATCH
+process = watch._process
+two[0].close()
+two[1].restart("a test")
+assert watched_host._WATCH == [watch] and process.poll() is None
+two[1].close(), host.close()
+assert watched_host._WATCH == [] and process.returncode is not None and not watch._beater.is_alive()
+host.restart("another")
+assert watched_host._WATCH[0]._process.poll() is None
+"""
+    with controller(code) as process:
+        out, text = process.communicate(timeout=30)
+    assert (process.returncode, out, text) == (0, "", "")
