@@ -139,6 +139,9 @@ class Benchmark:
         results: list[TrafficResult] = []
 
         def ours() -> None:
+            if not results and not recorder.disabled:
+                for _ in range(warmup_rounds):
+                    once()
             results.append(once())
             self._now_s += seconds_a_message(results[-1])
 
@@ -150,12 +153,9 @@ class Benchmark:
             for step in (theirs, ours) if len(results) % 2 else (ours, theirs):
                 step()
 
-        # not before: a fixture of pytest-benchmark's that a failed test did not come to use is a warning
+        # not before, and the warm-up within: a fixture of pytest-benchmark's that is not used is a warning
         self._use_our_clock()
         recorder = self._request.getfixturevalue("benchmark")
-        if not recorder.disabled:
-            for _ in range(warmup_rounds):
-                once()
         recorder.pedantic(target, rounds=rounds, iterations=1)
         return results
 

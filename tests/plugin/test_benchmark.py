@@ -90,3 +90,14 @@ def test_without_pytest_benchmark_it_says_what_to_install(suite: pytest.Pytester
     result = suite.runpytest_subprocess("-p", "no:benchmark", "-W", "ignore")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["*pip install 'pytest-rdma?benchmark?'*"])
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "KeyboardInterrupt"])
+def test_a_warm_up_that_fails_or_is_interrupted_is_that_and_no_more(suite: pytest.Pytester, error: str) -> None:
+    suite.makepyfile(test_it=TEST.replace("return PairResult(", f"raise {error}\n        return PairResult("))
+    result = suite.runpytest_subprocess("-Werror", "-k", "test_rate")
+    result.stdout.no_fnmatch_line("*not used*")
+    if error == "RuntimeError":
+        result.assert_outcomes(failed=1)
+    else:
+        assert result.ret == pytest.ExitCode.INTERRUPTED
