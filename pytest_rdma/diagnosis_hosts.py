@@ -7,6 +7,7 @@ import re
 from pytest_rdma.diagnosis_view import Cause, Causes, View, failed_as
 from pytest_rdma.status import MEANINGS, WCStatus, name_of
 
+FROM_VERBS = ("VerbsError", "PostError")
 MEMLOCK = re.compile(r"cannot register (\d+) bytes .*ENOMEM")
 
 
@@ -43,6 +44,8 @@ def device_gone(view: View) -> Causes:
 
 def disk_full(view: View) -> Causes:
     host = view.evidence.peer if view.evidence.failed_side == "peer" else view.evidence.local
+    if view.evidence.error_type in FROM_VERBS:  # there it is a device that has no room
+        return
     if "ENOSPC" in view.evidence.error or "No space left on device" in view.evidence.error:
         yield Cause(
             "disk-full",

@@ -302,7 +302,7 @@ def mtu(view: View) -> Causes:
             "mtu-differs",
             f"{view.active.label} has path MTU {sizes[0]}, and {view.passive.label} has {sizes[1]}",
             "connect both ends with the smaller one",
-            sizes[0] > sizes[1],
+            view.posted is not None and sizes[0] > sizes[1] and view.posted.bytes > sizes[1],
         )
     yield from _large_packets_lost(view, sizes[0])
 

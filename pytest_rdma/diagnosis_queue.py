@@ -33,6 +33,7 @@ TAKES_NO_RECEIVE = {
     WCOpcode.FETCH_ADD: "ATOMIC_FETCH_AND_ADD",
 }
 FULL = re.compile(r"(\d+) (?:sends|receives) are in flight .* do not fit|(\d+) of \d+ in flight")
+EVENT = "a completion event"
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR, WCStatus.LOC_QP_OP_ERR)
 
 
@@ -156,9 +157,10 @@ def own_queue(view: View) -> Causes:
     if not view.waits or qp is None:
         return
     silent = {one.wr_id for one in qp.sends.outstanding if not one.signaled} | set(qp.sends.silent)
+    # a number may be used again, and be that of a receive
+    silent -= {one.wr_id for one in (*qp.sends.outstanding, *qp.recvs.outstanding) if one.signaled}
     named = [wr_id for wr_id in qp.awaited_wr_ids if wr_id in silent]
-    all_unsignaled = qp.sends.outstanding_count > 0 and not any(one.signaled for one in qp.sends.outstanding)
-    if named or (all_unsignaled and not qp.recvs.outstanding_count):
+    if named or (qp.awaits and qp.sends.none_signaled and not qp.recvs.outstanding_count):
         count = counted(qp.sends.outstanding_count, "send")
         which = f"wr_id {named[0]:#x}" if named else f"none of the {count} in flight"
         yield Cause(
@@ -179,14 +181,14 @@ def own_queue(view: View) -> Causes:
 def awaits_nothing(view: View) -> Causes:
     """Nothing that either end has posted gives a completion where one is awaited."""
     end, other, qp = view.active, view.passive, view.active.qp
-    if not view.waits or qp is None or qp.sends.outstanding_count:
+    if not view.waits or qp is None or not qp.awaits or qp.sends.outstanding_count:
         return
     quiet = other.qp is not None and other.qp.sends.outstanding_count == 0
     sent = {one.opcode for one in other.qp.recent if one.status == 0 and not one.opcode & 128} if other.qp else set()
     plain = [name for opcode, name in TAKES_NO_RECEIVE.items() if opcode in sent]
     if qp.recvs.outstanding_count == 0 and not qp.shared_recvs:
         why = f"{end.label} waits for a completion, and none of its requests is outstanding"
-        certain = True
+        certain = qp.awaits != EVENT  # that may have come with a completion, before it was asked for
     elif quiet and plain and len(plain) == len(sent):
         why, certain = f"{end.label} waits on a receive", True
     else:
@@ -280,8 +282,7 @@ def queue_full(view: View) -> Causes:
     in_flight = int(full[1] or full[2]) if full else queue.outstanding_count
     text = f"the {kind} queue of {view.active.label} is full: {in_flight} of {depth} outstanding"
     step = "poll completions before more is posted, or ask for more depth"
-    unsignaled = queue.outstanding and not any(one.signaled for one in queue.outstanding)
-    if kind == "send" and (unsignaled or "none of those in flight is signaled" in evidence.error):
+    if kind == "send" and (queue.none_signaled or "none of those in flight is signaled" in evidence.error):
         text += ", and none is signaled"
         step = "signal at least one request in each queue length: a completion alone frees slots"
     yield Cause(f"{kind}-queue-full", text, step, in_flight >= depth)

@@ -44,7 +44,8 @@ class QueueLedger:
 
     `outstanding` holds the oldest, at most `LEDGER_SHOWN`; `outstanding_count` is how many there are. Times are seconds
     ago, None for never. `most_bytes_completed` is the length of the longest request that completed with success.
-    `silent` holds the wr_ids that last completed unsignaled, by the completion of a later request.
+    `silent` holds the wr_ids that last completed unsignaled, by the completion of a later request. `signaled_count` is
+    how many of all that is outstanding are signaled, None where only those of `outstanding` are known.
     """
 
     posted: int
@@ -55,6 +56,13 @@ class QueueLedger:
     outstanding: tuple[Posted, ...] = ()
     most_bytes_completed: int = 0
     silent: tuple[int, ...] = ()
+    signaled_count: int | None = None
+
+    @property
+    def none_signaled(self) -> bool:
+        """Whether something is outstanding, and none of it is known to be signaled."""
+        known = sum(one.signaled for one in self.outstanding) if self.signaled_count is None else self.signaled_count
+        return self.outstanding_count > 0 and known == 0
 
 
 LEDGER_SHOWN = 8

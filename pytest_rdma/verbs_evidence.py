@@ -193,6 +193,7 @@ def _queue(queue: ledger.Queue, now: int) -> QueueLedger:
         outstanding=tuple(posted for posted in (_posted(one, now) for one in oldest) if posted),
         most_bytes_completed=max([queue.most_bytes, *map(_bytes_of, queue.cycle)]),
         silent=tuple(queue.silent),
+        signaled_count=sum(one.signaled for one in list(queue.outstanding)),
     )
 
 

@@ -217,7 +217,9 @@ def _not_completed(entry: QPEntry, missing: list[int], deadline: Deadline) -> Ex
     names = ", ".join(f"{wr_id:#x}" for wr_id in missing[:SHOWN])
     if deadline.stop:
         return StoppedError(f"stopped while wr_id {names} had not completed on {entry.where}")
-    silent = {*entry.sends.silent, *(one.wr_id for one in list(entry.sends.outstanding) if not one.signaled)}
+    there = [*entry.sends.outstanding, *entry.recvs.outstanding]
+    silent = {*entry.sends.silent, *(one.wr_id for one in there if not one.signaled)}
+    silent -= {one.wr_id for one in there if one.signaled}  # a number may be used again
     unsignaled = [wr_id for wr_id in missing if wr_id in silent]
     trap = f"; wr_id {unsignaled[0]:#x} was posted unsignaled: it completes only when it fails" if unsignaled else ""
     text = f"wr_id {names} did not complete {_within(entry, deadline)}; {explain_wait(entry)}{trap}"

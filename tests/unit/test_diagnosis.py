@@ -252,7 +252,7 @@ PATH = {
     "no-answer": (unanswered(), "nobody acknowledged it within 4.096 us x 2^14 x (6+1) = 0.47 s"),
 }
 HOSTS = {
-    "disk-full": (evidence(error_type="VerbsError", error="ENOSPC (28)"), "no space is left on host1"),
+    "disk-full": (evidence(error_type="RemoteError", error="ENOSPC (28)"), "no space is left on host1"),
     "process-gone": (unanswered(host("host2", lost="killed by signal 9", device=None)), "on host2 that holds its QPs"),
     "device-gone": (unanswered(host("host2", device=None)), "the device of host2 is gone"),
     "device-fatal": (unanswered(host2(async_events=(AsyncEvent("DEVICE_FATAL", "device"),))), "DEVICE_FATAL"),
