@@ -67,7 +67,7 @@ class RemoteCall(Call):
 
     def cancel(self) -> None:
         if not self.done:
-            self._link.send({"t": "cancel", "id": self.number}, Deadline(OVERDUE_GRACE_S))
+            self._link.send({"t": "cancel", "id": self.number}, Deadline(self._link.grace_s))
 
     def settle(self, value: Any = None, error: BaseException | None = None) -> None:
         self._value = value
@@ -83,7 +83,7 @@ class Link:
         self.lost: str | None = None
         self.loss: str | None = None
         self._host = host
-        self._grace_s = OVERDUE_GRACE_S * host.timeout_scale
+        self.grace_s = OVERDUE_GRACE_S * host.timeout_scale
         self._numbers = itertools.count(1)
         self._pending: dict[int, RemoteCall] = {}
         self._running: dict[int, float] = {}
@@ -106,7 +106,7 @@ class Link:
             if self.lost is not None:
                 raise self._loss(call)
             self._pending[call.number] = call
-        self._write(frame, Deadline(timeout_s + self._grace_s))
+        self._write(frame, Deadline(timeout_s + self.grace_s))
         return call
 
     def send(self, message: dict[str, Any], deadline: Deadline) -> None:
@@ -123,10 +123,10 @@ class Link:
             before = [other for other in self._pending.values() if other.submitted_ns < call.deadline.at_ns]
         if all(self._overdue(other) for other in before):
             limit = call.deadline.timeout_s
-            self.give_up(f"{call.name} outlived its deadline of {limit:g} s by {self._grace_s:g} s{self._doing()}")
+            self.give_up(f"{call.name} outlived its deadline of {limit:g} s by {self.grace_s:g} s{self._doing()}")
 
     def _overdue(self, call: RemoteCall) -> bool:
-        return time.monotonic_ns() > call.deadline.at_ns + self._grace_s * 1e9
+        return time.monotonic_ns() > call.deadline.at_ns + self.grace_s * 1e9
 
     def _doing(self) -> str:
         """Say what the agent's last beat said it was doing."""

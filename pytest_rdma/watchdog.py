@@ -171,6 +171,8 @@ def look(open_shell: Callable[[bytes, Deadline], Stream], suspect: Suspect, time
         lines = list(_lines(stream, (one + two).encode(), Deadline(LOOK_S * timeout_scale)))
         if not lines:
             return Seen(suspect, error=f"`{stream.description}` ran no shell: {stream.exit_text(1.0)}")
+    except (RdmaError, OSError) as error:
+        return Seen(suspect, error=str(error))
     finally:
         stream.close(0.0)
         stream.release()
@@ -206,7 +208,7 @@ def seen(suspect: Suspect, lines: list[str]) -> Seen:
             was = latest.pop()
             latest.append(Task(was.number, was.name, was.state, was.wchan, (*was.stack, rest)))
         elif word == "uptime":
-            uptime_s = float(rest)
+            uptime_s = float(rest or 0)
         elif word in LAST:
             end = rest or word
     carrier = tasks["carrier"][0] if tasks["carrier"] else None
