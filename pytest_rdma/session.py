@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_rdma.config import RdmaConfig, Setting, Source
-from pytest_rdma.errors import RdmaUsageError
+from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError
 from pytest_rdma.losses import Losses
 
 if TYPE_CHECKING:
@@ -236,14 +236,22 @@ class RdmaSession:
         BlockedError when what was lost does not come back, or --rdma-on-peer-loss=stop says not to wait for it.
         """
         self.rail()
-        reconnect = self.config.on_peer_loss.value == "reconnect"
-        for index, host in enumerate(self.hosts()):
-            self.losses.mend(host, partial(self._bring_back, index), self.timeout_scale.value, reconnect=reconnect)
+        self._mend()
         if self.losses.in_doubt:
-            self.losses.judge(self._troubles(), self.local.current_test)
+            try:
+                troubles = self._troubles()
+            except (HostLostError, HostUnreachableError):  # only asking it has told that it is lost
+                self._mend()
+                troubles = self._troubles()
+            self.losses.judge(troubles, self.local.current_test)
         for host in self.hosts():
             host.current_test = test
         self._stderr_before = self._stderr_tails()
+
+    def _mend(self) -> None:
+        reconnect = self.config.on_peer_loss.value == "reconnect"
+        for index, host in enumerate(self.hosts()):
+            self.losses.mend(host, partial(self._bring_back, index), self.timeout_scale.value, reconnect=reconnect)
 
     def _troubles(self) -> list[str | None]:
         """Ask both hosts at once what keeps their devices from being used; renew what is dead there for us alone."""

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from pytest_rdma import losses
-from pytest_rdma.errors import BlockedError, HostUnreachableError
+from pytest_rdma.config import RdmaConfig
+from pytest_rdma.errors import BlockedError, HostLostError, HostUnreachableError
 from pytest_rdma.losses import Losses
+from pytest_rdma.session import RdmaSession
 
 FIRST = "host2 was lost in test_x: killed by SIGKILL"
 
@@ -70,3 +72,33 @@ def test_a_device_that_is_down_blocks_until_it_is_back() -> None:
     assert not found.in_doubt
     found.doubt()
     assert found.in_doubt
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_loss_that_only_the_question_for_the_devices_reveals_is_mended_or_blocks(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    session = RdmaSession(RdmaConfig())
+    host = SimpleNamespace(name="host2", loss=None, current_test=None)
+    monkeypatch.setattr(session, "rail", lambda: None)
+    monkeypatch.setattr(session, "hosts", lambda: (host, host))
+
+    def troubles() -> list[None]:
+        if host.loss is None and not session.losses.first:
+            host.loss = FIRST
+            raise HostLostError(FIRST)
+        return [None, None]
+
+    def bring_back(index: int) -> None:
+        if host.loss and not comes_back:
+            raise HostUnreachableError(f"{FIRST}; it does not come back")
+        host.loss = None
+
+    monkeypatch.setattr(session, "_troubles", troubles)
+    monkeypatch.setattr(session, "_bring_back", bring_back)
+    if comes_back:
+        session.prepare("test_y")
+        assert (session.losses.first, host.current_test) == (FIRST, "test_y")
+    else:
+        with pytest.raises(BlockedError, match=FIRST):
+            session.prepare("test_y")
