@@ -162,13 +162,19 @@ def parse(command: Command, iterations: int, text: str) -> Told:
     wrong = [f"{name} {info[name]}, not {value}" for name, value in asked.items() if info.get(name, value) != value]
     if wrong:
         raise NoReferenceError(f"{command.tool} ran otherwise than it was asked to: {', '.join(wrong)}")
-    new_posts = info.get("ibv_wr_API") == "ON"
+    value = _value(command, results)
+    if value <= 0:
+        raise NoReferenceError(f"{command.tool} told 0: what it measured is less than its last digit")
+    return Told(value, new_posts=info.get("ibv_wr_API") == "ON")
+
+
+def _value(command: Command, results: dict[str, float]) -> float:
     if command.latency:
-        return Told(results["t_typical"] * 1e3, new_posts)
+        return results["t_typical"] * 1e3
     rate = results["MsgRate"] * 1e6
     if command.size > BANDWIDTH_STEP:
         rate = results["BW_average"] * MIB / command.size
-    return Told(rate / 2 if command.both_ways else rate, new_posts)
+    return rate / 2 if command.both_ways else rate
 
 
 Report = tuple[dict[str, Any], dict[str, float]]
@@ -264,6 +270,8 @@ def reference_of(
 def _help(host: Host, tool: str) -> str:
     try:
         return str(host.run([tool, "--help"]).stdout.decode(errors="replace"))
+    except DeadlineError as error:
+        raise NoReferenceError(str(error)) from None
     except RdmaEnvironmentError:
         raise NoReferenceError(f"{host.name} has no {tool}: install the package perftest there") from None
 

@@ -193,3 +193,8 @@ def test_a_reason_ends_the_runs() -> None:
     beside = Beside(nothing)
     beside.run(1, 1.0)
     assert beside.compared(1.0) == "host2 has no ib_send_bw"
+
+
+def test_a_rate_that_its_digits_cannot_tell_is_no_reference() -> None:
+    with pytest.raises(NoReferenceError, match="ib_write_bw told 0"):
+        parse(told(WRITE), 2000, JSON.replace("0.007406", "0.000000"))
