@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_rdma import Host, Pair, cm
-from pytest_rdma.endpoint import PD, Endpoint
-from pytest_rdma.session import DeviceContext
+
+if TYPE_CHECKING:  # functions of this module go to a host, which has not all of these
+    from collections.abc import Callable
+
+    from pytest_rdma.endpoint import PD, Endpoint
+    from pytest_rdma.session import DeviceContext
 
 ADDRESS = "10.99.0.1"
 
