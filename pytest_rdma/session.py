@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_rdma.config import RdmaConfig, Setting, Source
-from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError
+from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaError, RdmaUsageError
 from pytest_rdma.losses import Losses
 
 if TYPE_CHECKING:
@@ -254,9 +254,12 @@ class RdmaSession:
             self.losses.mend(host, partial(self._bring_back, index), self.timeout_scale.value, reconnect=reconnect)
 
     def _troubles(self) -> list[str | None]:
-        """Ask both hosts at once what keeps their devices from being used; renew what is dead there for us alone."""
+        """Ask both hosts at once what keeps their devices from being used; renew what is dead there for us alone.
+
+        A GID row that nobody has asked for is chosen anew where it is no longer what it was.
+        """
         from pytest_rdma.pairing import both
-        from pytest_rdma.verbs_health import RENEW
+        from pytest_rdma.verbs_health import OTHER_ROW, RENEW
 
         ends = (self.rail().local, self.rail().peer)
         rows = [(end.gid.index, end.gid.gid) if end.gid else (None, None) for end in ends]
@@ -267,7 +270,24 @@ class RdmaSession:
                 host.restart(f"{ends[index].device.name} on {host.name} went away and came back")
                 self._bring_back(index)
         again = both(self.hosts(), "device.health", args) if RENEW in found else found
+        if OTHER_ROW in again:
+            return self._without_rows([text == OTHER_ROW for text in again])
         return [ends[i].device.name + " answers no more" if text == RENEW else text for i, text in enumerate(again)]
+
+    def _without_rows(self, lost: list[bool]) -> list[str | None]:
+        """Choose the rail anew after GID rows were lost, on the same ports; return in words why that cannot be."""
+        ends = (self.rail().local, self.rail().peer)
+        asked = (self.config.gid_index, self.config.peer_gid_index)
+        for host, end, option, gone in zip(self.hosts(), ends, asked, lost):
+            if gone and end.gid and option.value is not None:
+                what = f"row {end.gid.index} of the GID table of {end.place} on {host.name}"
+                return [f"{what} ({option.origin}) is no longer {end.gid.gid}"]
+        try:
+            chosen = self._open_rail((ends[0].place, ends[1].place))
+        except RdmaError as error:
+            return [str(error)]
+        self.rail = Once(lambda: chosen)
+        return []
 
     def _bring_back(self, index: int) -> None:
         host = self.hosts()[index]
@@ -386,7 +406,7 @@ class RdmaSession:
         config = self.config
         return not (config.lab.value or config.peer.value or config.peer_exec.value)
 
-    def _open_rail(self) -> Rail:
+    def _open_rail(self, ports: tuple[str, str] | None = None) -> Rail:
         from pytest_rdma.rail import choose_rail
 
         config = self.config
@@ -395,8 +415,8 @@ class RdmaSession:
         rail = choose_rail(
             local_devices,
             peer_devices,
-            local_device=config.device.value,
-            peer_device=config.peer_device.value,
+            local_device=ports[0] if ports else config.device.value,
+            peer_device=ports[1] if ports else config.peer_device.value,
             local_gid_index=config.gid_index.value,
             peer_gid_index=config.peer_gid_index.value,
             mtu=config.mtu.value,

@@ -80,7 +80,9 @@ class OpenDevice:
         now = self.context.query_port(number)
         row = next((row for row in known.gids if row.index == gid_index), None)
         changed = (PORT_STATES[now.state], mtu_bytes(now.active_mtu)) != (known.state, known.active_mtu)
-        if row is not None and not changed:
+        if row is None and gid_index is not None:
+            changed = True  # it was empty when it was last looked at
+        elif row is not None and not changed:
             changed = self.context.query_gid(number, row.index).gid != eight_words(row.gid)
         if changed:
             self.refresh()
