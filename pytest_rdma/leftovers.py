@@ -158,7 +158,8 @@ def find_leaks(before: Snapshot, now: Snapshot, kept: Container[tuple[int, int]]
     words = [f"{one.front.label}, made in this test and not closed" for one in left.values() if id(one) not in inner]
     unknown = _unexplained(before, now, entries)
     words += [f"{one.text}, which our handles do not know{_maker(one)}" for one in unknown]
-    words += _descriptors(before, now, [one.front.kind for one in left.values()], ours)
+    own = [str(one.path) for one in entries.values() if one.front.kind in OURS and hasattr(one, "path")]
+    words += _descriptors(before, now, [one.front.kind for one in left.values()], own, ours)
     grown = now.pinned_kb - before.pinned_kb
     if grown > 0 and not words and not entries:
         words.append(f"{grown} KiB of pinned memory more than before")
@@ -208,16 +209,21 @@ def _maker(one: KernelObject) -> str:
         return f" (made by thread {one.pid})"
 
 
-def _descriptors(before: Snapshot, now: Snapshot, kinds: list[str], ours: bool) -> list[str]:
-    """Return the new descriptors less those of new contexts, two each, and of handles that are told already."""
+def _descriptors(before: Snapshot, now: Snapshot, kinds: list[str], own: list[str], ours: bool) -> list[str]:
+    """Return the new descriptors less those of new contexts, two each, and of handles that are told already or `own`.
+
+    Of the contexts that librdmacm keeps, those on devices that are not watched are known by their descriptors alone.
+    """
+    new = _targets(now.descriptors - before.descriptors)
+    if not new:
+        return []
     counts = [Counter(kind for _, kind, _ in one.objects)["context"] for one in (before, now)]
-    free = {VERBS_FILE: counts[1] - counts[0], EVENT_FILE: counts[1] - counts[0]}
+    contexts = counts[1] - counts[0] + (_unwatched(before, now, new) if now.uses_rdma_cm else 0)
+    free = {VERBS_FILE: contexts, EVENT_FILE: contexts}
     told = tuple(file for kind in kinds for file in FILES_OF.get(kind, ()))
     words: list[str] = []
-    for number in sorted(now.descriptors - before.descriptors):
-        try:
-            target = str(Path(f"/proc/self/fd/{number}").readlink())
-        except OSError:  # that of the listing itself, or closed since
+    for number, target in sorted(new.items()):
+        if target in own:
             continue
         kind = next((name for name in free if target.startswith(name)), "")
         if kind and free[kind] > 0:
@@ -225,6 +231,30 @@ def _descriptors(before: Snapshot, now: Snapshot, kinds: list[str], ours: bool) 
         elif not target.startswith(told or ("\0",)) and (ours or target.startswith((VERBS_FILE, EVENT_FILE, CM_FILE))):
             words.append(f"descriptor {number} ({target})")
     return words
+
+
+def _targets(descriptors: Iterable[int]) -> dict[int, str]:
+    """Return what each descriptor leads to, less those that are closed by now."""
+    found: dict[int, str] = {}
+    for number in descriptors:
+        with contextlib.suppress(OSError):
+            found[number] = str(Path(f"/proc/self/fd/{number}").readlink())
+    return found
+
+
+def _unwatched(before: Snapshot, now: Snapshot, new: dict[int, str]) -> int:
+    """Return how many devices that are not watched have been opened for the first time."""
+    watched = {device for device, kind, _ in now.objects if kind == "context"}
+    known = set(_targets(before.descriptors).values())
+    files = {target for target in new.values() if target.startswith(VERBS_FILE)} - known
+    return sum(_device_of(file) not in watched for file in files)
+
+
+def _device_of(file: str) -> str:
+    """Return the device of a file such as /dev/infiniband/uverbs0, "" when it is gone."""
+    with contextlib.suppress(OSError):
+        return Path("/sys/class/infiniband_verbs", Path(file).name, "ibdev").read_text().strip()
+    return ""
 
 
 def _kilobytes(status: bytes, name: bytes) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from pytest_rdma.leftovers import Snapshot, find_leaks, open_descriptors, own_objects
 from pytest_rdma.rdma_netlink import KernelObject
@@ -89,6 +92,26 @@ def test_a_descriptor_is_told_by_number_and_target() -> None:
     finally:
         os.close(made)
     assert find_leaks(before, Snapshot(descriptors=frozenset(open_descriptors())), (), ours=True) == []
+
+
+def test_the_descriptors_of_our_scratch_directory_and_of_librdmacm_are_no_leak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Snapshot(descriptors=frozenset(open_descriptors()))
+    made = os.open(tmp_path, os.O_RDONLY)
+    (tmp_path / "uverbs1").touch()
+    monkeypatch.setattr("pytest_rdma.leftovers.VERBS_FILE", str(tmp_path / "uverbs"))
+    opened = [os.open(tmp_path / "uverbs1", os.O_RDONLY) for _ in range(2)]
+    try:
+        there = frozenset(open_descriptors())
+        scratch = entry("scratch", "scratch 2", path=tmp_path)
+        assert leaks(snapshot({1: scratch}, descriptors=there, uses_rdma_cm=True), before) == [
+            f"descriptor {opened[1]} ({tmp_path}/uverbs1)"
+        ]
+        assert len(leaks(snapshot({}, descriptors=there), before)) == 3
+    finally:
+        for one in (made, *opened):
+            os.close(one)
 
 
 def test_objects_are_ours_by_the_thread_that_made_them_or_by_their_context() -> None:
