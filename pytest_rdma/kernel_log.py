@@ -49,7 +49,8 @@ class KernelLog:
 
     def mark(self, test: str) -> None:
         """Write the name of a test into the log, where that is permitted."""
-        line = f"{MARK_PRIORITY}{OURS}{test[:MARK_CHARS]}".replace("\n", " ")
+        # a record without an end is shown to nobody before the next one comes
+        line = f"{MARK_PRIORITY}{OURS}{test[:MARK_CHARS]}".replace("\n", " ") + "\n"
         if self.writable:
             with contextlib.suppress(OSError):
                 os.write(self._fd, line.encode(errors="replace"))

@@ -31,7 +31,7 @@ def test_fault(fault: Fault, brought_about: Brings, lab: Lab) -> None:
     assert re.fullmatch(fault.cause, case.cause), case.message
     assert re.search(fault.words, case.first_line), case.first_line
     if fault.cause:  # a gate judges after the test, and names the host
-        for side in ("local host host1", "peer host host2"):
+        for side in ("local host host1", r"peer host host2(?: \(spawned\))?"):
             assert re.search(rf"^-+ rdma {side} -+$", case.report, re.MULTILINE), case.report
     assert after.outcome == "passed", after.message
 

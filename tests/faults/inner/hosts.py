@@ -42,7 +42,7 @@ def test_call_that_hangs(rdma_pair: Pair, rdma_peer: Host) -> None:
     rdma_peer.call(on_host.sleep, 1000.0, timeout_s=0.5)
 
 
-@pytest.mark.fault("process-gone", bound_s=15)
+@pytest.mark.fault("process-gone", bound_s=15, full=True)
 def test_call_that_hangs_and_holds_the_gil(rdma_pair: Pair, rdma_peer: Host) -> None:
     rdma_peer.call(on_host.sleep_with_the_gil, 1000, timeout_s=0.5)
 

@@ -36,6 +36,7 @@ def start_alone(argv: list[str]) -> None:
 
 
 def say_in_the_kernel_log(line: str) -> None:
+    """Write a line, which without its end nobody can read before the next one is written."""
     Path("/dev/kmsg").write_text(line)
 
 
