@@ -32,13 +32,14 @@ def keep(
         "evidence": asdict(evidence),
     }
     (folder / "evidence.json").write_text(json.dumps(whole, indent=1, default=repr))
-    for title, text in texts:
-        (folder / f"{title}.txt").write_text(f"{text}\n")
+    files = dict(texts)
     for side in ("local", "peer"):
         mine = getattr(evidence, side)
         for what, text in (("kernel-log", "\n".join(mine.kernel_log)), ("stderr", mine.stderr)):
             if text:
-                (folder / f"{side}-{what}.txt").write_text(f"{text}\n")
+                files[f"{side}-{what}"] = text
+    for title, text in files.items():
+        (folder / f"{title}.txt").write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
     return folder
 
 

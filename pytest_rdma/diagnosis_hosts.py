@@ -66,8 +66,10 @@ def memlock(view: View) -> Causes:
     if limit < 0 or host.info.uid == 0:
         yield Cause(
             "out-of-memory",
-            f"{asked} bytes could not be registered on {host.name}: ENOMEM, and RLIMIT_MEMLOCK does not limit it",
-            "see what memory is left, and the limits of the device and of the cgroup",
+            f"{asked} bytes could not be registered on {host.name}: ENOMEM, and RLIMIT_MEMLOCK does not limit it"
+            + (f", unless root lacks CAP_IPC_LOCK there: it is {limit} bytes" if 0 <= limit < asked else ""),
+            "see what memory is left, and the limits of the device and of the cgroup; root in a container needs "
+            "--cap-add=IPC_LOCK or --ulimit memlock=-1",
             False,
         )
         return

@@ -14,6 +14,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ class Watch:
     """The page that is shared with the watcher, and the watcher."""
 
     def __init__(self, grace_s: float, stderr: int) -> None:
-        memory = os.memfd_create("pytest-rdma-watch")
+        memory = _shared_memory()
         os.ftruncate(memory, watcher.PAGE_BYTES)
         self._page = mmap.mmap(memory, watcher.PAGE_BYTES)
         self._free = list(range(watcher.SLOTS))
@@ -91,6 +92,13 @@ class Watch:
                 return True
             frame = frame.f_back
         return False
+
+
+def _shared_memory() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pytest-rdma-watch")
+    with tempfile.TemporaryFile() as file:  # this Python was built with an old libc
+        return os.dup(file.fileno())
 
 
 class WatchedHost(LocalHost):

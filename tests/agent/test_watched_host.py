@@ -9,6 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from pytest_rdma import watched_host
+
 CONTROLLER = """
 import ctypes, faulthandler, os, sys, time
 from pytest_rdma import watched_host, watcher
@@ -122,3 +126,13 @@ assert watched_host._WATCH[0]._process.poll() is None
     with controller(code) as process:
         out, text = process.communicate(timeout=30)
     assert (process.returncode, out, text) == (0, "", "")
+
+
+def test_a_python_without_memfd_create_can_watch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    watch = watched_host.Watch(60.0, 2)
+    slot = watch.begin("call.wait", 1)
+    assert slot >= 0
+    watch.end(slot)
+    watch.close()
+    assert watch._process.returncode is not None

@@ -52,3 +52,12 @@ def test_an_mtu_that_differs_is_proven_to_hurt_by_a_larger_message_only() -> Non
 
     assert mtu_differs(1024)
     assert not mtu_differs(64)
+
+
+def test_root_may_lack_the_capability_that_lifts_memlock() -> None:
+    local = host("host1")
+    info = replace(local.info, uid=0, memlock_soft=65536)
+    text = "cannot register 1048576 bytes with LOCAL_WRITE on host1 rxe0: ENOMEM (12)"
+    (cause,) = diagnose(evidence(replace(local, info=info), error_type="VerbsError", error=text))
+    assert (cause.name, cause.certain) == ("out-of-memory", False)
+    assert "unless root lacks CAP_IPC_LOCK there: it is 65536 bytes" in cause.headline
