@@ -6,6 +6,7 @@ InfiniBand specification 1.4, volume 1: 10.3.1 (QP states), 11.2.5.2 (modify QP:
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from pytest_rdma.model import ConnectionAttributes
 RESET, INIT, RTR, RTS, SQD, ERR = (
     QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS, QPState.SQD, QPState.ERR,
 )  # fmt: skip
+DRAIN_TIMEOUT_S = 10
 WAYS = {
     RESET: (RESET,),
     INIT: (INIT,),
@@ -75,6 +77,14 @@ class Walker:
         # INIT to INIT and RTS to RTS change nothing, so that they need nothing
         given = self.attributes.get(state, {}) if STEP_BEFORE.get(state) == self.endpoint.state else {}
         self.endpoint.modify(state, **given)
+        if state == SQD:
+            self.wait_drained()
+
+    def wait_drained(self) -> None:
+        """RTS follows only on a queue that has drained, be it empty (InfiniBand specification, 10.3.1.5)."""
+        end = time.monotonic() + DRAIN_TIMEOUT_S
+        while self.endpoint.query()["sq_draining"]:
+            assert time.monotonic() < end, f"the send queue has not drained within {DRAIN_TIMEOUT_S} s"
 
 
 @pytest.fixture
