@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
-from pytest_rdma.errors import CompletionError, RefusedError
+from pytest_rdma.errors import CompletionError, RdmaUsageError, RefusedError
 from pytest_rdma.host import Handle
 from pytest_rdma.model import (
     Access,
@@ -437,6 +437,8 @@ class Endpoint(Handle):
     ) -> tuple[Sge, ...]:
         if sges is not None:
             return tuple(sges)
+        if buffer is not None and not isinstance(buffer, Buffer):
+            raise RdmaUsageError(f"a request takes a Buffer, not {buffer!r:.40}: write the data into one first")
         return ((buffer or self.buffer).sge(offset, length),)
 
     def _aimed(self, request: SendWR, target: Target, remote_offset: int) -> SendWR:

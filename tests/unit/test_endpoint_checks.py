@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_rdma.errors import RefusedError
+from pytest_rdma.endpoint import Endpoint
+from pytest_rdma.errors import RdmaUsageError, RefusedError
 from pytest_rdma.host import LocalHost
 from pytest_rdma.ledger import Queue, account
 from pytest_rdma.model import (
@@ -233,3 +234,9 @@ def test_a_completion_of_what_was_never_counted_changes_nothing() -> None:
     post(entry.sends, [(1, True)])
     account(entry.cq, [done(9), replace(done(1), qp_num=0x99)])
     assert left(entry.sends) == [(1, True)]
+
+
+def test_bytes_are_no_buffer() -> None:
+    wrong: Any = b"abc"
+    with pytest.raises(RdmaUsageError, match="a request takes a Buffer, not b'abc': write the data into one first"):
+        Endpoint.send(SimpleNamespace(_sges=lambda *args: Endpoint._sges(wrong, *args)), wrong)  # type: ignore[arg-type]
