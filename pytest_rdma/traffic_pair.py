@@ -107,12 +107,14 @@ def _partner(specs: tuple[Spec, ...], other: list[Endpoint]) -> tuple[Spec, ...]
 
 def _is_told(specs: tuple[Spec, ...]) -> bool:
     """Whether an end with these stays until it is told how many messages arrive."""
-    return any(isinstance(spec, RecvDrain) and not spec.messages for spec in specs)
+    return any(
+        not spec.messages if isinstance(spec, RecvDrain) else isinstance(spec, PingPong) and _answers_by_time(spec)
+        for spec in specs
+    )
 
 
-def _answers_by_time(specs: tuple[Spec, ...]) -> bool:
-    """Whether an end with these stays until it is stopped."""
-    return any(isinstance(spec, PingPong) and spec.answers and not spec.iterations for spec in specs)
+def _answers_by_time(spec: PingPong) -> bool:
+    return spec.answers and not spec.iterations
 
 
 @contextlib.contextmanager
@@ -238,12 +240,11 @@ def _end_both(active: _End, passive: _End, specs: Sequence[tuple[Spec, ...]], ti
         if arriving is not None:
             active.tell(arriving)
     active.join()
-    if _answers_by_time(specs[1]):
-        passive.stop()
-    elif _is_told(specs[1]) and not active.errors:
-        passive.tell(active.value.consumed)
-    counted = not any(isinstance(spec, Pipeline) or _is_told((spec,)) or _answers_by_time((spec,)) for spec in specs[1])
-    late = counted and not passive.ended_within(STOP_GRACE_S * passive.traffic.host.timeout_scale)
+    told, sends = _is_told(specs[1]), any(isinstance(spec, Pipeline) for spec in specs[1])
+    if told and not active.errors:
+        ponged = isinstance(specs[0][0], PingPong)
+        passive.tell(active.value.messages if ponged else active.value.consumed)
+    late = not (told or sends or passive.ended_within(STOP_GRACE_S * passive.traffic.host.timeout_scale))
     if late:
         passive.stop()
     passive.join()

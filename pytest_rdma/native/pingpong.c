@@ -25,9 +25,17 @@ static int post_one(struct prdma_run *run)
 	return prdma_post_list(run, lane, 1) < 0 ? run->rc : 0;
 }
 
+/* The asker is done, and this number does not come any more. */
+static int is_over(const struct prdma_run *run, uint64_t number)
+{
+	uint64_t told = __atomic_load_n(&run->told, __ATOMIC_ACQUIRE);
+
+	return told && number >= told;
+}
+
 static int wait_received(struct prdma_run *run, uint64_t n)
 {
-	while (only_lane(run)->received < n)
+	while (only_lane(run)->received < n && !is_over(run, n))
 		if (turn(run))
 			return run->rc;
 	return 0;
@@ -69,7 +77,7 @@ static int wait_written(struct prdma_run *run, uint64_t number)
 {
 	uint64_t mask = run->tail_bytes < 8 ? (UINT64_C(1) << (8 * run->tail_bytes)) - 1 : UINT64_MAX;
 
-	while (load_tail(run) != (number & mask)) {
+	while (load_tail(run) != (number & mask) && !is_over(run, number)) {
 		if (prdma_look(run, 1))
 			return run->rc;
 		/* nothing completes here but what failed, and what makes room */
@@ -120,10 +128,8 @@ static void ask(struct prdma_run *run)
 static void answer(struct prdma_run *run)
 {
 	for (uint64_t number = 1; number <= run->iterations; number++)
-		if (receive(run, number) || send(run, number))
+		if (receive(run, number) || is_over(run, number) || send(run, number))
 			break;
-	if (run->rc == -ECANCELED && (run->flags & PRDMA_UNTIL_TOLD))
-		run->rc = 0;
 	if (!run->rc)
 		wait_completed(run);
 }
