@@ -130,6 +130,8 @@ def measure(cell: Cell, pairs: int, ends: Ends) -> list[float]:
     for number, (own, their, ratio, load) in enumerate(zip(ours, found.runs, ratios, loads, strict=True), 1):
         text = f"pair {number:2}: ours {cell.shown(own)}  perftest {cell.shown(their)}  ratio {ratio:.3f}"
         print(f"{cell.name:16} {text}  load {load:.1f}")
+    if found.told_nothing:
+        print(f"{cell.name:16} perftest told 0 in {found.told_nothing} more runs, each made again")
     low, high = interval(ratios)
     print(f"{cell.name:16} geometric mean {geometric_mean(ratios):.3f}, 95 % {low:.3f} to {high:.3f}", flush=True)
     return ratios

@@ -34,6 +34,7 @@ TOOLS = {
 }
 ATOMIC_TYPES = {Opcode.ATOMIC_CMP_AND_SWP: "CMP_AND_SWAP", Opcode.ATOMIC_FETCH_AND_ADD: "FETCH_AND_ADD"}
 LEAST_ITERATIONS = 5
+TRIES = 3
 MIB = 1 << 20
 BANDWIDTH_STEP = MIB / 100
 """What the last digit of BW_average is worth in bytes a second; that of MsgRate is worth one message a second."""
@@ -44,6 +45,10 @@ OLD_POSTS = "--use_old_post_send"
 
 class NoReferenceError(Exception):
     """Why perftest's number is not beside ours."""
+
+
+class NoNumberError(NoReferenceError):
+    """perftest ran and told 0: under emulation its calibration of the clock fails now and then."""
 
 
 # -- what perftest is told
@@ -164,7 +169,7 @@ def parse(command: Command, iterations: int, text: str) -> Told:
         raise NoReferenceError(f"{command.tool} ran otherwise than it was asked to: {', '.join(wrong)}")
     value = _value(command, results)
     if value <= 0:
-        raise NoReferenceError(f"{command.tool} told 0: what it measured is less than its last digit")
+        raise NoNumberError(f"{command.tool} told 0: what it measured is less than its last digit")
     return Told(value, new_posts=info.get("ibv_wr_API") == "ON")
 
 
@@ -302,6 +307,7 @@ class Beside:
 
     def __init__(self, find: Callable[[], Reference]) -> None:
         self.reason = ""
+        self.told_nothing = 0
         self.values: dict[bool, list[float]] = {False: [], True: []}
         self._reference: Reference | None = None
         try:
@@ -314,13 +320,23 @@ class Beside:
         if self.reason or self._reference is None:
             return
         try:
-            told = self._reference.run(messages, timeout_s=timeout_s)
-            self.values[False].append(told.value)
-            if told.new_posts:
-                told = self._reference.run(messages, old_posts=True, timeout_s=timeout_s)
-                self.values[True].append(told.value)
+            if self._run(self._reference, messages, timeout_s, old_posts=False).new_posts:
+                self._run(self._reference, messages, timeout_s, old_posts=True)
         except NoReferenceError as error:
             self.reason = str(error)
+
+    def _run(self, reference: Reference, messages: int, timeout_s: float, *, old_posts: bool) -> Told:
+        """Run it until it tells a number; `told_nothing` counts the runs of all that told none."""
+        for _ in range(TRIES - 1):
+            try:
+                told = reference.run(messages, old_posts=old_posts, timeout_s=timeout_s)
+                break
+            except NoNumberError:
+                self.told_nothing += 1
+        else:
+            told = reference.run(messages, old_posts=old_posts, timeout_s=timeout_s)
+        self.values[old_posts].append(told.value)
+        return told
 
     def compared(self, ours: float) -> Compared | str:
         """Return the comparison with our median, in the units of Told; else the reason why there is none."""
@@ -332,7 +348,7 @@ class Beside:
             return "it was not run"
         old = (min if latency else max)(medians, key=medians.__getitem__)
         ratio = medians[old] / ours if latency else ours / medians[old]
-        return Compared(self._reference.command, medians[old], ratio, tuple(self.values[old]), old)
+        return Compared(self._reference.command, medians[old], ratio, tuple(self.values[old]), old, self.told_nothing)
 
 
 @dataclass(frozen=True)
@@ -344,6 +360,7 @@ class Compared:
     ratio: float
     runs: tuple[float, ...]
     old_posts: bool
+    told_nothing: int = 0
 
     @property
     def cell(self) -> str:
@@ -362,4 +379,5 @@ class Compared:
             "ratio": self.ratio,
             "runs": list(self.runs),
             "use_old_post_send": self.old_posts,
+            "runs_without_a_number": self.told_nothing,
         }

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from pytest_rdma.model import ConnectionAttributes, Opcode, SendWR
-from pytest_rdma.reference import Beside, Command, Compared, NoReferenceError, Told, command_of, parse
+from pytest_rdma.reference import (
+    TRIES,
+    Beside,
+    Command,
+    Compared,
+    NoNumberError,
+    NoReferenceError,
+    Told,
+    command_of,
+    parse,
+)
 from pytest_rdma.traffic import PingPong, Pipeline, RecvDrain, Spec
 
 ATTRIBUTES = ConnectionAttributes(4096, rd_atomic=16)
@@ -162,7 +172,10 @@ class Tool:
         self.told = list(values)
 
     def run(self, messages: int, *, old_posts: bool = False, timeout_s: float = 60.0) -> Told:
-        return self.told.pop(0)
+        told = self.told.pop(0)
+        if not told.value:
+            raise NoNumberError("it told 0")
+        return told
 
 
 def beside_of(spec: Spec, *values: Told) -> Any:
@@ -184,6 +197,19 @@ def test_a_shorter_latency_is_in_our_favour() -> None:
     beside.run(500, 1.0)
     found = beside.compared(2000.0)
     assert (found.ratio, found.cell) == (1.5, "3.0 us")
+
+
+def test_a_run_that_told_no_number_is_made_again_and_counted() -> None:
+    beside = beside_of(WRITE, Told(0, False), Told(100, False))
+    beside.run(2000, 1.0)
+    found = beside.compared(200.0)
+    assert (found.runs, found.ratio, found.told_nothing) == ((100,), 2.0, 1)
+
+
+def test_a_tool_that_never_tells_a_number_is_no_reference() -> None:
+    beside = beside_of(WRITE, *[Told(0, False)] * TRIES)
+    beside.run(2000, 1.0)
+    assert beside.compared(200.0) == "it told 0"
 
 
 def test_a_reason_ends_the_runs() -> None:
