@@ -50,7 +50,10 @@ class Look:
 class Gates:
     """What is watched of one host, and what there was when the test began."""
 
+    finalize: weakref.finalize[[], LocalHost]
+
     def __init__(self, watch: Watch) -> None:
+        self.place = watch.device, watch.port
         self.unread: dict[str, str] = {}
         self.log: KernelLog | None = None
         self.netlink: RdmaNetlink | None = None
@@ -123,11 +126,21 @@ def since_test_began(host: LocalHost) -> tuple[dict[str, int], tuple[str, ...], 
 @op("gates.begin")
 def op_begin(host: LocalHost, deadline: Deadline, watch: dict[str, Any], test: str) -> dict[str, str]:
     """Begin a test: return what cannot be measured here and why, by what it is."""
-    if host not in _GATES:
-        made = _GATES[host] = Gates(Watch(**watch))
-        weakref.finalize(host, made.close)
-    _GATES[host].begin(test)
-    return _GATES[host].unread
+    gates = _gates_for(host, Watch(**watch))
+    gates.begin(test)
+    return gates.unread
+
+
+def _gates_for(host: LocalHost, watch: Watch) -> Gates:
+    """Return what watches this device of the host; a configuration of the user's own may name another one."""
+    gates = gates_of(host)
+    if gates is not None and gates.place == (watch.device, watch.port):
+        return gates
+    if gates is not None:
+        gates.finalize()
+    gates = _GATES[host] = Gates(watch)
+    gates.finalize = weakref.finalize(host, gates.close)
+    return gates
 
 
 @op("gates.end")
