@@ -20,7 +20,8 @@ PORT_TAKEN = b"Could not set up host forwarding rule"
 KVM_BROKEN = b"KVM internal error"
 # The watchdogs would fill the log with stalls that are the emulation's own.
 _KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
-_CPU = {"kvm": "host", "tcg": "max"}
+# QEMU before 8.0 emulates CMPXCHG16B with flags that may be no flags: an interrupt right behind it is a double fault
+_CPU = {"kvm": "host", "tcg": "max,-cx16"}
 _ACCEL = {"kvm": "kvm", "tcg": "tcg,thread=multi"}
 
 
