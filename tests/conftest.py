@@ -7,6 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_rdma.plugin import configuration
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests marked `full` to --rdma-full."""
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out and not configuration(config).full.value:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
 
 @pytest.fixture
 def heeds_ctrl_c() -> Iterator[None]:

@@ -9,7 +9,6 @@ from guests import Guests, watched
 from harness import Fault, Ran, Way, run_faults
 
 from pytest_rdma.lab import Lab, obtain
-from pytest_rdma.plugin import configuration
 
 collect_ignore = ["inner"]
 
@@ -60,18 +59,3 @@ def brought_about(
         return done[file]
 
     return run
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the faults marked `full` to --rdma-full."""
-    if configuration(config).full.value:
-        return
-    left_out = [item for item in items if isinstance(item, pytest.Function) and _is_full(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
-
-
-def _is_full(item: pytest.Function) -> bool:
-    callspec = getattr(item, "callspec", None)
-    fault = callspec.params.get("fault") if callspec else None
-    return fault is not None and fault.full

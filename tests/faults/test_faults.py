@@ -16,11 +16,12 @@ from pytest_rdma.lab import Lab
 pytestmark = pytest.mark.lab
 
 FAULTS = all_faults()
+PARAMS = [pytest.param(fault, marks=pytest.mark.full if fault.full else ()) for fault in FAULTS]
 FILES = sorted({fault.file for fault in FAULTS})
 Brings = Callable[[str], Ran]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.file}-{fault.test.removeprefix('test_')}")
+@pytest.mark.parametrize("fault", PARAMS, ids=lambda fault: f"{fault.file}-{fault.test.removeprefix('test_')}")
 def test_fault(fault: Fault, brought_about: Brings, lab: Lab) -> None:
     """Verify: it fails within its bound, says the cause first, shows both hosts, and the next test is green."""
     ran = brought_about(fault.file)
