@@ -18,8 +18,9 @@ pytestmark = pytest.mark.lab
 
 HERE = Path(__file__).parent
 DRIVER, CASES = HERE / "interrupt.py", HERE / "interrupted_cases.py"
-LOOPS = ("test_sends_both_ways", "test_large_writes", "test_ping_pong_by_write")
-CALLS = ("test_poll", "test_program", "test_cm_connect")
+LOOP, WAIT = "test_sends_both_ways", "test_wait"
+OUTSIDE = (LOOP, "test_poll", "test_cm_connect")
+MORE_OUTSIDE = ("test_large_writes", "test_ping_pong_by_write", "test_program")
 STOP_S, GONE_S = 0.1, 2.0
 GUEST_FOLDER = "/root/interrupted"
 LOOK = r"""
@@ -44,7 +45,11 @@ def check(found: dict[str, Any], lab: Lab, on_guest: Callable[..., str]) -> None
     assert left == ["0\n", "0\n"], left
 
 
-@pytest.mark.parametrize("case", [*LOOPS, *CALLS])
+def cases(some: tuple[str, ...], more: tuple[str, ...]) -> list[Any]:
+    return [*some, *(pytest.param(case, marks=pytest.mark.full) for case in more)]
+
+
+@pytest.mark.parametrize("case", cases(OUTSIDE, MORE_OUTSIDE))
 def test_with_the_controller_outside(case: str, lab: Lab, on_guest: Callable[..., str], tmp_path: Path) -> None:
     command = ["-m", "pytest", "-p", "no:cacheprovider", "--rdma-lab", f"--rootdir={tmp_path}"]
     (tmp_path / CASES.name).write_text(CASES.read_text())
@@ -59,7 +64,7 @@ def test_with_the_controller_outside(case: str, lab: Lab, on_guest: Callable[...
     check(json.loads(done.stdout), lab, on_guest)
 
 
-@pytest.mark.parametrize("case", [LOOPS[0], "test_wait", "test_program"])
+@pytest.mark.parametrize("case", cases((LOOP,), (WAIT, "test_program")))
 def test_with_one_end_in_the_process_of_pytest(
     case: str, lab: Lab, on_guest: Callable[..., str], guest_pytest: Callable[..., str]
 ) -> None:

@@ -71,12 +71,14 @@ def test_between_two_hosts_over_ssh(run: Run) -> None:
     )
 
 
+@pytest.mark.full
 def test_looped_back_over_ipv6(run: Run) -> None:
     result, references = run("--rdma-host=host1", "--rdma-gid-index=2", "--peer-gid-index=2", "-k", "not other")
     result.assert_outcomes(passed=2, deselected=1)
     assert_both_ran(references)
 
 
+@pytest.mark.full
 def test_a_host_without_perftest_is_named(run: Run, on_guest: Callable[..., str]) -> None:
     on_guest("mv /usr/bin/ib_read_lat /usr/bin/hidden")
     try:
