@@ -79,7 +79,7 @@ class DeviceCounters:
         """Return what `counted` does once two readings agree: some drivers refresh their counters at intervals."""
         found = self.counted()
         while not deadline.passed:
-            time.sleep(AGREE_S)
+            time.sleep(AGREE_S)  # no driver tells when it has refreshed them
             before, found = found, self.counted()
             if found == before:
                 break

@@ -100,7 +100,7 @@ class Gates:
             found = find_leaks(self.known, now, kept, watch.ours) if judged else []
             if not found or deadline.passed:
                 return found, now
-            time.sleep(WATCH_S)
+            time.sleep(WATCH_S)  # netlink tells what there is, not when it goes
 
     def harm(self) -> list[str]:
         return harmful(self.log.lines(), emulated=is_emulated()) if self.log is not None else []
