@@ -140,10 +140,13 @@ int prdma_run_wait(struct prdma_run *run, int timeout_ms)
 	if (!run->running)
 		return 1;
 	rc = prdma_wait_fd(run->done_fd, prdma_now_ns() + timeout_ms * INT64_C(1000000), NULL);
-	if (rc <= 0)
+	if (rc > 0 && read(run->done_fd, &told, sizeof(told)) < 0)
+		rc = -errno;
+	if (rc < 0)
 		return rc;
+	/* After the read, which may take the word of the end along with an earlier one. */
 	if (!__atomic_load_n(&run->ended, __ATOMIC_ACQUIRE))
-		return read(run->done_fd, &told, sizeof(told)) < 0 ? -errno : 0;
+		return 0;
 	pthread_join((pthread_t)run->thread, NULL);
 	close(run->done_fd);
 	run->running = 0;

@@ -4,8 +4,10 @@
 #include "loops.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define DEPTH 10
@@ -153,6 +155,24 @@ TEST(signals_do_not_reach_the_thread_of_a_loop)
 	wait_for(&end);
 	EQ(end.run.rc, -ECANCELED);
 	loopback_free(both);
+}
+
+static void *ends_at_once(void *argument)
+{
+	return argument;
+}
+
+/* Nothing is left to read when one reading took the word of the sends and that of the end. */
+TEST(an_end_is_found_though_its_word_was_read_already)
+{
+	static struct end end;
+	pthread_t thread;
+
+	EQ(pthread_create(&thread, NULL, ends_at_once, NULL), 0);
+	end.run = (struct prdma_run){
+		.running = 1, .ended = 1, .thread = (uint64_t)thread, .done_fd = eventfd(0, EFD_CLOEXEC)};
+	EQ(prdma_run_wait(&end.run, 1), 1);
+	EQ(end.run.running, 0);
 }
 
 TEST(the_calibrated_clock_agrees_with_the_kernels)
