@@ -7,6 +7,7 @@ came back and what to do.
 
 from __future__ import annotations
 
+import contextlib
 import errno as errno_module
 import os
 import traceback
@@ -188,11 +189,15 @@ def to_plain(error: BaseException) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], host: str) -> RdmaError:
-    """Return the error that `to_plain` described; one that is not of this package becomes a RemoteError."""
-    error: RdmaError
+    """Return the error that `to_plain` described.
+
+    One that is not of this package, or of a class of the user's that is not made of a message, becomes a RemoteError.
+    """
+    error: RdmaError | None = None
     if plain["type"] in _classes():
-        error = _rebuild(plain["type"], plain["message"], plain["fields"])
-    else:
+        with contextlib.suppress(Exception):  # it is somebody else's code
+            error = _rebuild(plain["type"], plain["message"], plain["fields"])
+    if error is None:
         text = f"{plain['type']} on {host}: {plain['message']}"
         error = RemoteError(text, type_name=plain["type"], errno=plain["errno"])
     error.host = host

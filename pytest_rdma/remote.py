@@ -236,15 +236,16 @@ class Link:
             if message["t"] == "beat":
                 self._running = dict(message["calls"])
                 continue
+            # What may fail comes before the call is pending no more: a loss is told only to those that are.
+            if message["t"] == "result":
+                outcome: dict[str, Any] = {"value": message["value"]}
+            else:
+                outcome = {"error": from_plain(message["error"], self._host.name)}
             with self._lock:
                 call = self._pending.pop(message["id"], None)
             self._host.round_trips += 1
-            if call is None:
-                continue
-            if message["t"] == "result":
-                call.settle(message["value"])
-            else:
-                call.settle(error=from_plain(message["error"], self._host.name))
+            if call is not None:
+                call.settle(**outcome)
 
 
 HANDLE_MODULES = (endpoint, programs)

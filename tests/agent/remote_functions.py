@@ -9,6 +9,19 @@ import sys
 import time
 from typing import Any
 
+from pytest_rdma.errors import RdmaError
+
+
+class TooSlowError(RdmaError):
+    """One of a user's own, which is not made of a message."""
+
+    def __init__(self, seconds: float, *, limit: float) -> None:
+        super().__init__(f"{seconds:g} s, and the limit is {limit:g} s", seconds=seconds)
+
+
+def be_too_slow() -> None:
+    raise TooSlowError(3.0, limit=2.0)
+
 
 def add(one: int, two: int, *, three: int = 0) -> int:
     return one + two + three

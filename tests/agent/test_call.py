@@ -112,6 +112,13 @@ def test_an_exception_is_of_the_same_class_wherever_the_host_is(host: Host) -> N
     assert (refused.value.errno, refused.value.bad_index) == (22, 3)
 
 
+def test_an_error_of_a_class_that_cannot_be_made_anew_arrives_as_another(agent: RemoteHost) -> None:
+    with pytest.raises(RemoteError, match=r"TooSlowError on host2: 3 s, and the limit is 2 s") as failed:
+        agent.call(remote_functions.be_too_slow)
+    assert failed.value.type_name == "TooSlowError"
+    assert agent.call(remote_functions.add, 1, 2) == 3
+
+
 class Thing:
     def method(self) -> None: ...
 
