@@ -77,23 +77,38 @@ static int is_done(const struct prdma_run *run, int receives_too)
 	return 1;
 }
 
+static uint64_t arrived(const struct prdma_run *run)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < run->lane_count; i++)
+		sum += prdma_lanes(run)[i].received;
+	return sum;
+}
+
 /* Told how many arrive in all, and they are there. */
 static int has_all(const struct prdma_run *run)
 {
-	uint64_t told = __atomic_load_n(&run->told, __ATOMIC_ACQUIRE), arrived = 0;
+	uint64_t told = __atomic_load_n(&run->told, __ATOMIC_ACQUIRE);
 
-	for (uint32_t i = 0; told && i < run->lane_count; i++)
-		arrived += prdma_lanes(run)[i].received;
-	return told && arrived + 1 >= told;
+	return told && arrived(run) + 1 >= told;
 }
 
-/* Stopped while it only receives: a regular end, too. What has arrived by now still counts. */
+/*
+ * Stopped while it only receives: a regular end, too. What has arrived by now still counts, which is no more than there
+ * were receives; a sender that does not end must not keep us.
+ */
 static void end_as_told(struct prdma_run *run)
 {
+	const struct prdma_lane *lane = prdma_lanes(run);
+	uint64_t most = 0;
+
 	if (!(run->flags & PRDMA_UNTIL_TOLD) || run->rc != -ECANCELED || !is_done(run, 0))
 		return;
 	run->rc = 0;
-	while (prdma_reap(run) > 0)
+	for (uint32_t i = 0; i < run->lane_count; i++, lane++)
+		most += lane->recv_posted;
+	while (arrived(run) < most && prdma_reap(run) > 0)
 		;
 }
 

@@ -157,6 +157,36 @@ TEST(signals_do_not_reach_the_thread_of_a_loop)
 	loopback_free(both);
 }
 
+static int always_arrives(struct ibv_cq *cq, int room, struct ibv_wc *wc)
+{
+	(void)cq;
+	for (int i = 0; i < room; i++)
+		wc[i] = (struct ibv_wc){.wr_id = PRDMA_RECV_BIT, .opcode = IBV_WC_RECV};
+	return room;
+}
+
+static int always_posts(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	(void)qp, (void)wr, (void)bad;
+	return 0;
+}
+
+TEST(a_drain_that_is_stopped_ends_though_more_and_more_arrives)
+{
+	static struct end end;
+	struct loopback *both = loopback_new(0);
+
+	prepare(&end, both, 1, 0, PRDMA_ENDLESS);
+	both->ends[1].context.ops.poll_cq = always_arrives;
+	both->ends[1].context.ops.post_recv = always_posts;
+	end.run.flags = PRDMA_UNTIL_TOLD;
+	end.stop = 1;
+	prdma_run_loop(&end.run);
+	EQ(end.run.rc, 0);
+	OK(end.lane.received >= RING); /* what had arrived when it was stopped counts */
+	loopback_free(both);
+}
+
 static void *ends_at_once(void *argument)
 {
 	return argument;
