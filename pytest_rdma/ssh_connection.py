@@ -9,9 +9,9 @@ import queue
 import socket
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import HostKeyError, HostLostError, HostUnreachableError, RdmaEnvironmentError, errno_text
@@ -30,9 +30,12 @@ except ImportError as missing:
         'or reach the host by another way, like --peer-exec "ssh host2"'
     ) from None
 
+T = TypeVar("T")
 LOG = "pytest_rdma.ssh"
 KEEPALIVE_S = 15
 SLICE_S = 0.5
+AGENT_S = 5.0
+"""How long the ssh-agent may take to list its keys: one that is stopped, or forwarded from afar, may never do so."""
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 KEY_CLASSES = (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey)
 RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")
@@ -102,26 +105,40 @@ def _dial_failure(error: OSError, deadline: Deadline) -> str:
 
 
 def _look_up(target: SshTarget, deadline: Deadline) -> list[Any]:
-    """Resolve the name in a thread: the resolver has no deadline of ours."""
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def look_up() -> list[Any]:
+        return list(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
 
-    def look_up() -> None:
-        try:
-            found.put(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            found.put(error)
-
-    threading.Thread(target=look_up, name=f"resolve {target.host}", daemon=True).start()
     try:
-        result = found.get(timeout=max(0.1, deadline.remaining_s))
-    except queue.Empty:
+        return _within(deadline.remaining_s, f"resolve {target.host}", look_up)
+    except TimeoutError:
         raise _unreachable(target, f"the name was not resolved within {deadline.timeout_s:g} s") from None
-    if isinstance(result, Exception):
-        reason = getattr(result, "strerror", None) or str(result)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         scope = target.host.partition("%")[2]
         hint = f"is there an interface {scope}?" if scope else "check it, /etc/hosts, or HostName in ~/.ssh/config"
-        raise _unreachable(target, f"the name {target.host!r} does not resolve ({reason}): {hint}")
-    return list(result)
+        raise _unreachable(target, f"the name {target.host!r} does not resolve ({reason}): {hint}") from None
+
+
+def _within(seconds: float, name: str, call: Callable[[], T]) -> T:
+    """Make a call that has no deadline of its own, in a thread; TimeoutError when it has not come back by then."""
+    results: queue.SimpleQueue[T] = queue.SimpleQueue()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.put(call())
+        except Exception as error:  # crosses to the waiting thread whatever it is
+            errors.append(error)
+            results.put(None)  # type: ignore[arg-type]
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        result = results.get(timeout=max(0.1, seconds))
+    except queue.Empty:
+        raise TimeoutError from None
+    if errors:
+        raise errors[0]
+    return result
 
 
 def _negotiate(transport: paramiko.Transport, target: SshTarget, known: KnownHosts, deadline: Deadline) -> None:
@@ -218,8 +235,12 @@ class _Login:
     def _agent_keys(self, files: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         """With IdentitiesOnly the agent is asked only for the keys whose public halves lie beside the files."""
         wanted = {_public_blob(f"{file}.pub") for file in files} if self._target.identities_only else None
+        seconds = min(AGENT_S, self._deadline.remaining_s)
         try:
-            agent = paramiko.Agent()
+            agent = _within(seconds, "ssh-agent", paramiko.Agent)
+        except TimeoutError:
+            self._skipped.append(f"ssh-agent: it did not answer within {seconds:.1f} s")
+            return
         except (paramiko.SSHException, OSError) as error:
             self._skipped.append(f"ssh-agent: {error}")
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from sshd import Sshd, free_port, make_key
 
-from pytest_rdma import remote
+from pytest_rdma import remote, ssh_connection
 from pytest_rdma.errors import HostKeyError, HostLostError, HostUnreachableError, RdmaUsageError
 from pytest_rdma.known_hosts import fingerprint, parse_line
 from pytest_rdma.remote import RemoteHost
@@ -151,6 +152,24 @@ def test_keys_of_the_agent_are_used_unless_only_files_are_wanted(
     (tmp_path / "locked.pub").write_text(Path(f"{sshd.user_key}.pub").read_text())
     (tmp_path / "locked").write_text("locked away")
     open_host(sshd.target(identity_files=(str(tmp_path / "locked"),)))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # paramiko does not close its socket
+def test_an_agent_that_never_answers_is_done_without(
+    open_host: Open, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    monkeypatch.setattr(ssh_connection, "AGENT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(tmp_path / "agent"))
+        stopped.listen()
+        text = refused(open_host, sshd.target(identity_files=(), identities_only=False))
+        assert "there is no key to offer; skipped ssh-agent: it did not answer within 0.2 s" in text
+    for thread in threading.enumerate():
+        if thread.name == "ssh-agent":
+            thread.join(5)
+    gc.collect()
 
 
 def test_too_many_keys_are_told_apart_from_wrong_ones(
