@@ -171,6 +171,14 @@ _SPAWNER = ThreadPoolExecutor(1, "rdma programs")
 """The one thread that starts all programs: the kernel ends them when the *thread* ends that started them."""
 
 
+def _renew_spawner() -> None:
+    global _SPAWNER
+    _SPAWNER = ThreadPoolExecutor(1, "rdma programs")
+
+
+os.register_at_fork(after_in_child=_renew_spawner)  # no thread comes along, and one that is awaited never answers
+
+
 @cache
 def _die_with_us() -> tuple[str, ...]:
     """Return the words before a command line that let the program die with this process, none where that cannot be.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +210,22 @@ def test_closing_a_host_removes_its_files_and_ends_its_programs(tmp_path: Path) 
     assert not Path(there).parent.parent.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(program.pid, 0)
+
+
+def test_a_process_that_was_forked_runs_programs_too() -> None:
+    code = (
+        "import os, signal\n"
+        "from pytest_rdma.host import LocalHost\n"
+        "host = LocalHost()\n"
+        "host.run(['true'])\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    signal.alarm(20)\n"
+        "    os._exit(host.run(['sh', '-c', 'exit 3'], timeout_s=10).returncode)\n"
+        "print(os.waitpid(child, 0)[1] >> 8)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
