@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 C_FILES = (
     "clock.c",
@@ -30,6 +31,7 @@ C_FILES = (
 SOURCES = (*C_FILES, "clock.h", "loops.h", "post.h", "prdma.h", "run.h", "wait.h")
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow")
 LINK = ("-shared", "-pthread")
+COMPILE_S = 300.0  # seconds on hardware, a minute under emulation
 INSTALL_HINT = (
     "install a C compiler and the verbs header: 'apt install gcc libc6-dev libibverbs-dev' on Debian and Ubuntu, "
     "'dnf install gcc rdma-core-devel' on Fedora and RHEL"
@@ -75,7 +77,11 @@ def compile_sources(
             (Path(scratch) / name).write_bytes(text)
         define = f'-DPRDMA_SOURCES="{source_hash(sources)}"'
         argv = [*command, *FLAGS, *extra, define, *C_FILES, "-o", "helper.so", *LINK]
-        done = subprocess.run(argv, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)
+        options: dict[str, Any] = {"cwd": scratch, "capture_output": True, "text": True, "errors": "replace"}
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=COMPILE_S, check=False, **options)
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"cannot build the native helper: {command[0]!r} did not end in {COMPILE_S:g} s") from None
         if done.returncode:
             raise BuildError(_explain(command[0], done.stderr))
         install(Path(scratch) / "helper.so", destination)

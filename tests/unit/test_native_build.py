@@ -92,6 +92,17 @@ def test_without_the_verbs_header_the_error_says_what_to_install(
         native.compile_here()
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(toolchain, "COMPILE_S", 0.2)
+    with pytest.raises(RdmaEnvironmentError, match=r"cannot build the native helper: '.*cc' did not end in 0.2 s"):
+        native.compile_here()
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(
     built: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
