@@ -156,7 +156,7 @@ def _try_lock(path: Path) -> IO[str] | None:
 def _starting() -> Iterator[Path]:
     """Hold the right to look at, start or clean this user's labs."""
     runtime = runtime_directory()
-    with open(runtime / "start.lock", "w") as lock:
+    with open(runtime / "start.lock", "a+") as lock:
         lock_within(lock, START_LOCK_S, "another start of a lab")
         yield runtime
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -16,16 +17,27 @@ RETRY_S = 0.05
 
 
 def lock_within(file: IO[str], timeout_s: float, awaited: str) -> None:
-    """Take the lock of the file; RdmaEnvironmentError when whoever holds it does so for longer than `timeout_s`."""
+    """Take the lock of the file; RdmaEnvironmentError names who holds it when that lasts longer than `timeout_s`."""
     deadline = Deadline(timeout_s)
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if deadline.passed:
-                raise RdmaEnvironmentError(f"lab: {awaited} did not end within {timeout_s:g} s: {file.name}") from None
+    while not try_lock(file):
+        if deadline.passed:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            text = f"lab: {awaited} did not end within {timeout_s:g} s: {file.name} is locked by process {holder}"
+            raise RdmaEnvironmentError(text)
         time.sleep(RETRY_S)  # flock has no form with a time-out
+
+
+def try_lock(file: IO[str]) -> bool:
+    """Take the lock of the file, which is open as `a+`, and write into it who has it; False when another one has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return True
 
 
 def console_of_the_dead(runtime: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import struct
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from pytest_rdma.errors import RdmaEnvironmentError
 from pytest_rdma.lab import recipe, sources
-from pytest_rdma.lab.files import lock_within
+from pytest_rdma.lab.files import lock_within, try_lock
 from pytest_rdma.lab.requirements import require
 
 Note = Callable[[str], None]
@@ -74,10 +73,8 @@ def ensure_image(note: Note, mirror: str | None = None) -> Image:
 
 @contextmanager
 def _build_lock(note: Note) -> Iterator[None]:
-    with open(cache_directory() / "build.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with open(cache_directory() / "build.lock", "a+") as lock:
+        if not try_lock(lock):
             note("lab: another process is building the image; waiting for it")
             lock_within(lock, BUILD_TIMEOUT_S, "the other build of the image")
         yield

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,51 @@ def test_failed_build_says_why_and_leaves_nothing() -> None:
         image.ensure_image(notes.append, mirror="nosuch://mirror.test/debian")
     assert notes[0].startswith("lab: building the image once")
     assert [path.name for path in image.cache_directory().iterdir()] == ["build.lock"]
+
+
+@pytest.fixture
+def in_another() -> Iterator[Callable[[Path], int]]:
+    """Return a function that has another process hold the lock of a file, until the end, and returns its number."""
+    code = (
+        "import sys; from pytest_rdma.lab import files; file = open(sys.argv[1], 'a+'); "
+        "print(files.try_lock(file), flush=True); sys.stdin.read()"
+    )
+    with contextlib.ExitStack() as stack:
+
+        def hold(path: Path) -> int:
+            argv = [sys.executable, "-c", code, str(path)]
+            process = stack.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"True\n"
+            return process.pid
+
+        yield hold
+
+
+def test_start_of_a_lab_that_never_ends_is_named_with_its_process(
+    in_another: Callable[[Path], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "START_LOCK_S", 0.2)
+    lock = client.runtime_directory() / "start.lock"
+    holder = in_another(lock)
+    said = f"another start of a lab did not end within 0.2 s: {lock} is locked by process {holder}$"
+    with pytest.raises(RdmaEnvironmentError, match=said):
+        client.connect_up()
+
+
+def test_build_that_never_ends_is_named_with_its_process(
+    in_another: Callable[[Path], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image, "BUILD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(image, "require", lambda what: None)
+    lock = image.cache_directory() / "build.lock"
+    holder = in_another(lock)
+    notes: list[str] = []
+    said = f"the other build of the image did not end within 0.2 s: {lock} is locked by process {holder}$"
+    with pytest.raises(RdmaEnvironmentError, match=said):
+        image.ensure_image(notes.append)
+    assert notes == ["lab: another process is building the image; waiting for it"]
 
 
 def test_machines_own_deb822_source_is_adapted_to_the_release(tmp_path: Path) -> None:
