@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 BEGAN = pytest.StashKey[float]()
 PROPERTY = "rdma_cause"
+PACKAGE = Path(__file__).parent
 FAIL_MARK = "E   "
 INDENT = re.compile(r"(E   )? *")
 
@@ -31,7 +35,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-    outcome = yield
+    cut = call.when == "call" and not item.config.getoption("fulltrace", False)
+    with ending_in_the_test(call.excinfo) if cut and call.excinfo else contextlib.nullcontext():
+        outcome = yield
     opened = item.stash.get(running.USED, None)
     if call.excinfo is None or opened is None:
         return
@@ -47,6 +53,27 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     made.sections += report.sections(opened, error)
 
 
+@contextlib.contextmanager
+def ending_in_the_test(excinfo: pytest.ExceptionInfo[BaseException]) -> Iterator[None]:
+    """Meanwhile, end the traceback of an error of ours where the test called us: our frames say nothing of it."""
+    links = [link for link in _links(excinfo.tb) if PACKAGE not in Path(link.tb_frame.f_code.co_filename).parents]
+    if not links or not isinstance(excinfo.value, RdmaError):
+        yield
+        return
+    ours, links[-1].tb_next = links[-1].tb_next, None
+    excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
+    try:
+        yield
+    finally:
+        links[-1].tb_next = ours
+
+
+def _links(link: TracebackType | None) -> Iterator[TracebackType]:
+    while link is not None:
+        yield link
+        link = link.tb_next
+
+
 def explain(item: pytest.Item, made: pytest.TestReport, opened: RdmaSession, error: BaseException) -> None:
     """Ask both hosts, and put into the report what they know and what is likely to be the cause."""
     from pytest_rdma import gathering, sections
@@ -60,7 +87,7 @@ def explain(item: pytest.Item, made: pytest.TestReport, opened: RdmaSession, err
     texts = [("diagnosis", sections.diagnosis(causes))] if causes else []
     texts += [(f"{side} host", sections.host(evidence, side)) for side in ("local", "peer")]
     if causes:
-        put_first(made, causes[0].headline)
+        put_first(made, f"{causes[0].name}: {causes[0].headline}")
         for properties in (item.user_properties, made.user_properties):
             properties.append((PROPERTY, causes[0].name))
     names = {"local host": f" {evidence.local.name}", "peer host": f" {evidence.peer.name}"}

@@ -64,6 +64,46 @@ def test_the_failure_itself_begins_with_the_headline(pytester: pytest.Pytester) 
     )
 
 
+@pytest.mark.parametrize("options", [[], ["--tb=short"]], ids=str)
+def test_the_traceback_of_an_error_of_ours_ends_in_the_test(pytester: pytest.Pytester, options: list[str]) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+        from pytest_rdma.explaining import ending_in_the_test
+
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_runtest_makereport(item, call):
+            if call.excinfo is None:
+                yield
+            else:
+                with ending_in_the_test(call.excinfo):
+                    yield
+        """
+    )
+    pytester.makepyfile(
+        """
+        from pytest_rdma.config import RdmaConfig
+
+        class Odd:
+            def __str__(self):
+                raise KeyError("odd")
+
+        def test_ours():
+            RdmaConfig().with_(mtu=9000)
+
+        def test_a_mistake_in_ours():
+            RdmaConfig().with_(mtu=Odd())
+        """
+    )
+    result = pytester.runpytest(*options)
+    result.assert_outcomes(failed=2)
+    shown = result.stdout.str()
+    ours, mistake = shown.split("_ test_a_mistake_in_ours _")
+    assert "RdmaUsageError: mtu in rdma_config" in ours
+    assert "config.py" not in ours
+    assert "config.py" in mistake, "an error of another kind may be ours to mend"
+
+
 def test_headlines_cross_from_the_workers_of_xdist(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS")
     pytester.makeconftest(CONFTEST)
