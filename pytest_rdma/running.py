@@ -156,7 +156,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the rows of the table of deviations that were used, and by how many tests."""
+    """Name the rows of the table of deviations that were used, and by how many tests; and why no test had a device."""
     reports = [one for several in terminalreporter.stats.values() for one in several if hasattr(one, "user_properties")]
     rows = Counter(
         value
@@ -169,3 +169,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("rdma deviations", sep="-")
         for row, count in sorted(rows.items()):
             terminalreporter.write_line(f"{count} x {row}")
+    skips = [one.longrepr[2] for one in terminalreporter.stats.get("skipped", ()) if isinstance(one.longrepr, tuple)]
+    lacking = Counter(reason for reason in skips if reason.endswith(f"({WAYS_TO_A_DEVICE})"))
+    if lacking:  # pytest alone gives no reason without -rs
+        terminalreporter.section("rdma skipped", sep="-")
+        for reason, count in lacking.items():
+            terminalreporter.write_line(f"{count} test{'s' if count > 1 else ''}: {reason.removeprefix('Skipped: ')}")

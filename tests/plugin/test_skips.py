@@ -47,6 +47,11 @@ def test_all_skip_with_one_reason_that_says_what_is_lacking_and_what_to_do(pytes
         assert way_out in line
 
 
+def test_the_reason_is_told_unasked(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(RDMA_TESTS)
+    pytester.runpytest().stdout.fnmatch_lines(["*- rdma skipped -*", "7 tests: local host has no RDMA*--rdma-lab*"])
+
+
 def test_strict_fails_them_with_the_reason_and_no_traceback(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RDMA_TESTS)
     result = pytester.runpytest("--rdma-strict")
