@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 MTUS = (256, 512, 1024, 2048, 4096)
+LARGEST_SCALE = 1000
+"""A time-out of a minute is most of a day with it."""
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -119,8 +121,8 @@ def _factor(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError("a number above 0")
+    if not 0 < value <= LARGEST_SCALE:
+        raise ValueError(f"a number above 0, at most {LARGEST_SCALE}")
     return value
 
 

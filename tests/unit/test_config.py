@@ -82,6 +82,7 @@ def test_an_empty_variable_is_not_given_but_an_empty_option_is_refused():
         ("timeout_scale", "0", "above 0"),
         ("timeout_scale", "nan", "above 0"),
         ("timeout_scale", "inf", "above 0"),
+        ("timeout_scale", "1e9", "at most 1000"),
     ],
 )
 def test_a_bad_value_is_named_with_where_it_came_from_and_what_is_allowed(name, text, wrong):
