@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, ClassVar
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import DeadlineError, RdmaEnvironmentError, RdmaUsageError, StoppedError
 from pytest_rdma.host import Handle, Host, LocalHost, Resource, op
+from pytest_rdma.spawner import in_spawner
 from pytest_rdma.wire import plain_data
 
 CHUNK_BYTES = 1 << 20
@@ -167,18 +167,6 @@ def _chunks(read: Any, size: int) -> Iterator[bytes]:
 # -- on the host
 
 
-_SPAWNER = ThreadPoolExecutor(1, "rdma programs")
-"""The one thread that starts all programs: the kernel ends them when the *thread* ends that started them."""
-
-
-def _renew_spawner() -> None:
-    global _SPAWNER
-    _SPAWNER = ThreadPoolExecutor(1, "rdma programs")
-
-
-os.register_at_fork(after_in_child=_renew_spawner)  # no thread comes along, and one that is awaited never answers
-
-
 @cache
 def _die_with_us() -> tuple[str, ...]:
     """Return the words before a command line that let the program die with this process, none where that cannot be.
@@ -287,7 +275,7 @@ class Running(Resource):
             **identity,
         }
         try:
-            return _SPAWNER.submit(lambda: subprocess.Popen[bytes](words, **options)).result()
+            return in_spawner(lambda: subprocess.Popen[bytes](words, **options))
         except (OSError, ValueError) as error:
             raise RdmaEnvironmentError(f"{attempt}: {error}") from None
 

@@ -228,6 +228,19 @@ def test_a_process_that_was_forked_runs_programs_too() -> None:
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
+def test_a_start_that_hangs_does_not_keep_the_interpreter_from_ending() -> None:
+    code = (
+        "import threading, time\n"
+        "from pytest_rdma.spawner import in_spawner\n"
+        "began = threading.Event()\n"
+        "hang = lambda: (began.set(), time.sleep(600))\n"
+        "threading.Thread(target=in_spawner, args=(hang,), daemon=True).start()\n"
+        "print(began.wait(10))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_what_a_killed_agent_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(programs.tempfile, "tempdir", str(tmp_path))
     left, young = tmp_path / f"{programs.SCRATCH_PREFIX}left", tmp_path / f"{programs.SCRATCH_PREFIX}young"
