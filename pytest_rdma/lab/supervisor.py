@@ -259,6 +259,8 @@ class Supervisor:
                     self._send(client, {"note": text})
 
     def _drop(self, client: socket.socket) -> None:
+        if client not in self.clients:  # it hung up while it was being answered
+            return
         self.selector.unregister(client)
         self.clients.remove(client)
         client.close()

@@ -9,13 +9,27 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_rdma.errors import RdmaEnvironmentError
-from pytest_rdma.lab import LabHost, accel, client, files, guest, hosts_of, image, recipe, requirements, sources, usage
+from pytest_rdma.lab import (
+    LabHost,
+    accel,
+    client,
+    files,
+    guest,
+    hosts_of,
+    image,
+    recipe,
+    requirements,
+    sources,
+    supervisor,
+    usage,
+)
 from pytest_rdma.lab.ssh_command import ssh_command
 
 
@@ -286,6 +300,19 @@ def test_supervisor_that_dies_at_once_gives_its_last_word(tmp_path: Path) -> Non
     with pytest.raises(RdmaEnvironmentError, match="its last word is OSError: no space left"):
         client.Connection(ours, tmp_path).state(lambda line: None, timeout_s=5)
     ours.close()
+
+
+def test_client_that_hangs_up_while_it_is_answered_does_not_cost_the_others_their_lab(tmp_path: Path) -> None:
+    one = supervisor.Supervisor(supervisor.Task(str(tmp_path), str(tmp_path), lock_fd=-1))
+    ours, theirs = socket.socketpair()
+    one.notes = ["lab: booting two guests", "lab: KVM is present here but does not boot a guest"]
+    one._add_client(theirs)
+    ours.sendall(b"state\n")
+    ours.close()
+    one._dispatch(time.monotonic())
+    assert one.clients == []
+    one._note("lab: going on")
+    one.selector.close()
 
 
 def test_silent_supervisor_is_given_up_at_the_deadline(tmp_path: Path) -> None:
