@@ -206,6 +206,7 @@ def test_nobody_listens(open_host: Open, sshd: Sshd) -> None:
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
         yield server
 
 

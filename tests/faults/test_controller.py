@@ -33,14 +33,14 @@ def waiting(way: Way, folder: Path, test: str) -> Iterator[subprocess.Popen[str]
     try:
         end = time.monotonic() + START_S
         while not (folder / "waiting").exists():
-            assert process.poll() is None, process.communicate()[0]
+            assert process.poll() is None, process.communicate(timeout=60)[0]
             assert time.monotonic() < end, "the inner test does not begin"
             time.sleep(0.02)
         yield process
     finally:
         process.send_signal(signal.SIGCONT)
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
 
 
 def test_ctrl_c(heeds_ctrl_c: None, way: Way, guests: Guests, lab: Lab, tmp_path: Path) -> None:

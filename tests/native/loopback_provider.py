@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ENDS_S = 60.0
+"""The longest that a loop of these tests may go on; each has a deadline of 20 s."""
 
 NEVER = (1 << 64) - 1
 
@@ -57,3 +62,15 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.loopback_field.restype = ctypes.POINTER(ctypes.c_uint64)
     library.loopback_pointer.restype = ctypes.c_uint64
     return library
+
+
+class Beside:
+    """A call in a thread that is waited for only so long, and does not keep the interpreter from ending."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        self._thread = threading.Thread(target=call, args=args, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._thread.join(ENDS_S)
+        assert not self._thread.is_alive(), f"it has not ended within {ENDS_S:g} s"

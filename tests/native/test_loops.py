@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from loopback_provider import Loopback
+from loopback_provider import Beside, Loopback
 
 from pytest_rdma import native
 from pytest_rdma.deadline import Deadline
@@ -168,10 +168,9 @@ def test_sends_meet_receives_and_both_ends_count_the_same(
 
 
 def both(active: LoopRun, passive: LoopRun) -> tuple[int, int]:
-    thread = threading.Thread(target=run, args=(passive,))
-    thread.start()
+    beside = Beside(run, passive)
     run(active)
-    thread.join()
+    beside.end()
     return int(active.struct.rc), int(passive.struct.rc)
 
 
@@ -201,12 +200,11 @@ def test_a_drain_without_end_stays_until_it_is_told_and_counts_all(loopback: Any
         drain = flow(provider, 1, lanes=[lane], recv_depth=8, flags=UNTIL_TOLD)
         drain.prepare()
         deadline = Deadline(20)
-        thread = threading.Thread(target=drain.run, args=(deadline,))
-        thread.start()
+        beside = Beside(drain.run, deadline)
         source = flow(provider, lanes=[LaneSpec(provider.qp(0), [SendWR(Opcode.SEND)], send_target=1000)], depth=4)
         assert run(source) == 0
         deadline.stop.set()
-        thread.join()
+        beside.end()
         assert drain.struct.rc == 0
         assert drain.lanes[0].received == 1000
         assert provider.get(1, "recv_posted") == 1008
@@ -228,14 +226,12 @@ def test_both_ways_by_time_each_end_receives_exactly_what_the_other_sent(
             ends.append(flow(provider, end, lanes=[lane], **options))
             ends[end].prepare()
         deadlines = Deadline(20), Deadline(20)
-        threads = [threading.Thread(target=end.run, args=(until,)) for end, until in zip(ends, deadlines)]
-        for thread in threads:
-            thread.start()
+        running = [Beside(end.run, until) for end, until in zip(ends, deadlines)]
         for end, other, until in zip(ends, ends[::-1], deadlines):
             assert other.wait_sent(until)
             end.struct.told = other.lanes[0].completed + 1
-        for thread in threads:
-            thread.join()
+        for beside in running:
+            beside.end()
         assert [end.struct.rc for end in ends] == [0, 0]
         lanes = ends[0].lanes[0], ends[1].lanes[0]
         assert [lane.posted for lane in lanes] == [lane.completed for lane in lanes]
@@ -294,8 +290,7 @@ def test_a_stuck_run_tells_when_its_counters_last_moved(loopback: Any) -> None:
         lane = LaneSpec(provider.qp(0), [SendWR(Opcode.SEND)], send_target=10)
         loop = flow(provider, lanes=[lane], depth=4)
         deadline = Deadline(20)
-        thread = threading.Thread(target=loop.run, args=(deadline,))
-        thread.start()
+        beside = Beside(loop.run, deadline)
         while loop.ago_s(loop.lanes[0].post) is None:
             assert not deadline.passed
         begin = time.monotonic()
@@ -304,7 +299,7 @@ def test_a_stuck_run_tells_when_its_counters_last_moved(loopback: Any) -> None:
         assert 0.05 < time.monotonic() - begin < 10
         assert (loop.lanes[0].posted, loop.ago_s(loop.lanes[0].completion)) == (4, None)
         deadline.stop.set()
-        thread.join()
+        beside.end()
         assert loop.ago_s(loop.lanes[0].post) > 0.1
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import threading
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loopback_provider import Loopback
+from loopback_provider import Beside, Loopback
 
 from pytest_rdma import native
 from pytest_rdma.deadline import Deadline
@@ -70,11 +69,10 @@ def pair_of(kind: int, provider: Loopback, size: int, count: int, duration_ns: i
 
 def play(ends: list[LoopRun]) -> None:
     deadlines = [Deadline(20), Deadline(20)]
-    thread = threading.Thread(target=ends[1].run, args=(deadlines[1],))
-    thread.start()
+    beside = Beside(ends[1].run, deadlines[1])
     ends[0].run(deadlines[0])
     ends[1].struct.told = ends[0].lanes[0].completed + 1
-    thread.join()
+    beside.end()
     assert [end.struct.rc for end in ends] == [0, 0]
 
 
@@ -126,11 +124,10 @@ def test_a_failure_is_noticed_while_memory_is_watched(loopback_library: ctypes.C
     provider.set(0, "fail_status", 10)
     ends = pair_of(PINGPONG_WRITE, provider, 8, 100)
     deadline = Deadline(20)
-    thread = threading.Thread(target=ends[1].run, args=(deadline,))
-    thread.start()
+    beside = Beside(ends[1].run, deadline)
     ends[0].run(Deadline(20))
     deadline.stop.set()
-    thread.join()
+    beside.end()
     assert ends[0].struct.rc == -errno.EIO
     assert (ends[0].struct.error.status, ends[0].struct.error_message) == (10, 3)
     assert ends[1].struct.rc == -errno.ECANCELED

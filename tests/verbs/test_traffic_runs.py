@@ -159,7 +159,7 @@ def test_a_peer_killed_in_the_middle_ends_the_run_at_both_ends(
         with pytest.raises((HostLostError, CompletionError)):
             run_pairs(pair, specs, specs, timeout_s=90)
         assert time.monotonic() - began < 60
-        killing.join()
+        killing.join(60)
         assert rdma_local.call(calls.users, pair.local) == 0
     finally:
         pair.local.close()
