@@ -100,6 +100,7 @@ class ProcessStream(Stream):
         super().__init__()
         self.description = description
         self._write_lock = threading.Lock()
+        self._ending = False
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -136,6 +137,8 @@ class ProcessStream(Stream):
                 try:
                     rest = rest[os.write(self._stdin.fileno(), rest) :]
                 except BlockingIOError:
+                    if self._ending:
+                        raise HostLostError("the stream is closed") from None
                     if deadline.passed:
                         raise HostLostError(f"the far side took no input for {deadline.timeout_s:g} s") from None
                     poller = select.poll()
@@ -145,6 +148,7 @@ class ProcessStream(Stream):
                     raise HostLostError(f"the stream ended: {error.strerror}") from None
 
     def end_input(self) -> None:
+        self._ending = True  # ahead of the lock: a writer that is stuck holds it
         with self._write_lock, contextlib.suppress(OSError):
             self._stdin.close()
 

@@ -22,9 +22,11 @@ from sshd import Sshd
 from streams_tools import gone, script, stub_pyverbs
 
 from pytest_rdma import remote, ssh_connection, watchdog
+from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, StaleHandleError, StoppedError
 from pytest_rdma.host import LocalHost
 from pytest_rdma.remote import ExecTarget, RemoteHost
+from pytest_rdma.streams import ProcessStream
 
 Open = Callable[..., RemoteHost]
 
@@ -39,6 +41,7 @@ def within(seconds: float) -> Iterator[None]:
 CONTROLLER = """
 import sys
 from pytest_rdma.remote import ExecTarget, RemoteHost
+from pytest_rdma.streams import ProcessStream
 from pytest_rdma.ssh import SshTarget
 host = RemoteHost({target!r}, name="host2")
 host.open()
@@ -65,6 +68,27 @@ def test_agent_and_programs_end_with_a_controller_that_is_killed(sshd: Sshd, pyt
         assert gone(int(agent))
         assert gone(int(program))
         assert not Path(there.decode()).exists()
+
+
+def test_a_writer_that_is_stuck_does_not_hold_up_the_end_of_its_stream() -> None:
+    stream = ProcessStream(["sleep", "60"], "sleep")
+    errors: list[Exception] = []
+
+    def write() -> None:
+        try:
+            stream.write(bytes(1 << 20), Deadline(60))
+        except HostLostError as error:
+            errors.append(error)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    while not stream._write_lock.locked():
+        time.sleep(0.01)
+    with within(5):
+        assert not stream.close(0.0)
+        writer.join(5)
+    stream.release()
+    assert [str(error) for error in errors] == ["the stream is closed"]
 
 
 @pytest.mark.parametrize("way", ["process", "openssh", "paramiko"])
