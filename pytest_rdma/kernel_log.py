@@ -7,6 +7,7 @@ import errno
 import os
 import re
 from collections import deque
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -35,30 +36,33 @@ class KernelLog:
     """A position in the kernel log. PermissionError and other OSErrors where it cannot be read."""
 
     def __init__(self) -> None:
-        try:
-            self._fd = os.open(KMSG, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            self.writable = True
-        except OSError:
-            self._fd = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self.writable = False
+        self._fd = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.lseek(self._fd, 0, os.SEEK_END)
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._suspects: list[str] = []
 
     def close(self) -> None:
         os.close(self._fd)
 
     def mark(self, test: str) -> None:
-        """Write the name of a test into the log, where that is permitted."""
+        """Write the name of a test into the log, where that is permitted.
+
+        Of one descriptor the kernel takes ten lines in 5 s (`printk_devkmsg=ratelimit`), so each line gets its own.
+        """
         # a record without an end is shown to nobody before the next one comes
         line = f"{MARK_PRIORITY}{OURS}{test[:MARK_CHARS]}".replace("\n", " ") + "\n"
-        if self.writable:
-            with contextlib.suppress(OSError):
-                os.write(self._fd, line.encode(errors="replace"))
+        with contextlib.suppress(OSError):
+            log = os.open(KMSG, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(log, line.encode(errors="replace"))
+            finally:
+                os.close(log)
 
     def forget(self) -> None:
         """Begin anew: what there is by now is of no test that follows."""
         self.lines()
         self._lines.clear()
+        self._suspects.clear()
 
     def lines(self) -> tuple[str, ...]:
         """Return the lines since the log was last begun anew, without our own: the last 400, in order."""
@@ -73,8 +77,16 @@ class KernelLog:
                 ):  # EPIPE: records were overwritten before they were read; the next is there
                     raise
                 continue
-            if not line.startswith(OURS):
-                self._lines.append(line)
+            if line.startswith(OURS):
+                continue
+            self._lines.append(line)
+            if len(self._suspects) < KEPT_LINES and HARM.search(line):
+                self._suspects.append(line)
+
+    def harm(self) -> list[str]:
+        """Return the first lines that mean harm, however many others have followed them."""
+        self.lines()
+        return harmful(self._suspects, emulated=is_emulated())
 
 
 def parse_record(record: bytes) -> str:
@@ -82,7 +94,7 @@ def parse_record(record: bytes) -> str:
     return record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
 
 
-def harmful(lines: tuple[str, ...], *, emulated: bool) -> list[str]:
+def harmful(lines: Iterable[str], *, emulated: bool) -> list[str]:
     """Return those lines that mean harm, less what an emulated processor brings about by itself."""
     return [line for line in lines if HARM.search(line) and not (emulated and BY_SLOW_CLOCK.search(line))]
 
