@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_rdma import host as hosts
 from pytest_rdma.host import Resource
@@ -60,9 +61,12 @@ def _new(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, Any]:
 class Process:
     """This process, looked at through /proc, our tables of handles and, where the kernel answers, RDMA netlink."""
 
+    rdma_cm_noticed: ClassVar[bool] = False
+
     def __init__(self, netlink: RdmaNetlink | None, device: str) -> None:
         self._netlink = netlink
         self._device = device
+        self._beside_pyverbs = opened_beside_pyverbs()
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -83,6 +87,14 @@ class Process:
             _kilobytes(status, b"VmPin:") + _kilobytes(status, b"VmLck:"),
             uses_rdma_cm(),
         )
+
+    def notices_rdma_cm(self) -> bool:
+        """Whether it shows only now that a test uses librdmacm by itself, which keeps the devices that it opens."""
+        if uses_rdma_cm():
+            return False
+        before, self._beside_pyverbs = self._beside_pyverbs, opened_beside_pyverbs()
+        Process.rdma_cm_noticed = self._beside_pyverbs > before
+        return Process.rdma_cm_noticed
 
     def _objects(self, devices: Iterable[str]) -> list[KernelObject]:
         found: list[KernelObject] = []
@@ -122,9 +134,20 @@ def own_objects(objects: list[KernelObject]) -> list[KernelObject]:
 
 
 def uses_rdma_cm() -> bool:
-    """Whether ops of ours have loaded librdmacm: that pyverbs links it says nothing."""
+    """Whether librdmacm is used, by ops of ours or as was noticed by a test: that pyverbs links it says nothing."""
     library = sys.modules.get("pytest_rdma.cm_library")
-    return library is not None and bool(library.librdmacm.cache_info().currsize)
+    return Process.rdma_cm_noticed or (library is not None and bool(library.librdmacm.cache_info().currsize))
+
+
+def opened_beside_pyverbs() -> int:
+    """Return how many open devices no Context of pyverbs stands for: a C library has opened them."""
+    files = sum(target.startswith(VERBS_FILE) for target in _targets(open_descriptors()).values())
+    ours = sum(len(host.contexts) for host in list(hosts.LIVE))
+    module = sys.modules.get("pyverbs.device")
+    if files <= ours or module is None:
+        return max(0, files - ours)
+    # a Context that nobody has any more was closed by pyverbs; of all objects, because pyverbs lists them nowhere
+    return max(0, files - sum(issubclass(type(one), module.Context) for one in gc.get_objects()))
 
 
 def open_descriptors() -> Iterator[int]:
@@ -218,7 +241,9 @@ def _descriptors(before: Snapshot, now: Snapshot, kinds: list[str], own: list[st
     if not new:
         return []
     counts = [Counter(kind for _, kind, _ in one.objects)["context"] for one in (before, now)]
-    contexts = counts[1] - counts[0] + (_unwatched(before, now, new) if now.uses_rdma_cm else 0)
+    kept = [sum(one.contexts.values()) for one in (before, now)]
+    contexts = max(counts[1] - counts[0], kept[1] - kept[0])  # netlink may tell none
+    contexts += _unwatched(before, now, new) if now.uses_rdma_cm else 0
     free = {VERBS_FILE: contexts, EVENT_FILE: contexts}
     told = tuple(file for kind in kinds for file in FILES_OF.get(kind, ()))
     words: list[str] = []

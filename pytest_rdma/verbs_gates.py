@@ -12,7 +12,7 @@ from pytest_rdma.deadline import Deadline
 from pytest_rdma.device_counters import DeviceCounters
 from pytest_rdma.errors import errno_text
 from pytest_rdma.host import LocalHost, close_all, op
-from pytest_rdma.kernel_log import KernelLog, harmful, is_emulated
+from pytest_rdma.kernel_log import KernelLog
 from pytest_rdma.leftovers import Process, Snapshot, find_leaks
 from pytest_rdma.rdma_netlink import RdmaNetlink
 
@@ -98,12 +98,14 @@ class Gates:
             now = self.process.snapshot()
             judged = watch.process and watch.judge_objects
             found = find_leaks(self.known, now, kept, watch.ours) if judged else []
+            if found and self.process.notices_rdma_cm():
+                continue
             if not found or deadline.passed:
                 return found, now
             time.sleep(WATCH_S)  # netlink tells what there is, not when it goes
 
     def harm(self) -> list[str]:
-        return harmful(self.log.lines(), emulated=is_emulated()) if self.log is not None else []
+        return self.log.harm() if self.log is not None else []
 
 
 _GATES: weakref.WeakKeyDictionary[LocalHost, Gates] = weakref.WeakKeyDictionary()
@@ -176,6 +178,7 @@ def op_adopt(host: LocalHost, deadline: Deadline) -> None:
     """Count what came since `gates.aside` to what was there before the test."""
     gates = gates_of(host)
     if gates is not None:
+        gates.process.notices_rdma_cm()
         now = gates.process.snapshot()
         gates.known, gates.aside = gates.known.with_new(gates.aside, now), now
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_rdma.leftovers import Snapshot, find_leaks, open_descriptors, own_objects
+from pytest_rdma.leftovers import Process, Snapshot, find_leaks, open_descriptors, own_objects
 from pytest_rdma.rdma_netlink import KernelObject
 
 NOBODY = 0
@@ -112,6 +112,41 @@ def test_the_descriptors_of_our_scratch_directory_and_of_librdmacm_are_no_leak(
     finally:
         for one in (made, *opened):
             os.close(one)
+
+
+def test_contexts_of_our_hosts_explain_descriptors_where_netlink_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Snapshot(descriptors=frozenset(open_descriptors()))
+    (tmp_path / "uverbs1").touch()
+    monkeypatch.setattr("pytest_rdma.leftovers.VERBS_FILE", str(tmp_path / "uverbs"))
+    opened = os.open(tmp_path / "uverbs1", os.O_RDONLY)
+    try:
+        there = frozenset(open_descriptors())
+        assert leaks(Snapshot(descriptors=there, contexts=Counter({"rxe0": 1})), before) == []
+        assert len(leaks(Snapshot(descriptors=there), before)) == 1
+    finally:
+        os.close(opened)
+
+
+def test_a_device_that_no_context_of_pyverbs_stands_for_was_opened_by_librdmacm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uverbs1").touch()
+    monkeypatch.setattr("pytest_rdma.leftovers.VERBS_FILE", str(tmp_path / "uverbs"))
+    monkeypatch.setattr(Process, "rdma_cm_noticed", False)
+    process = Process(None, "rxe0")
+    try:
+        assert not process.notices_rdma_cm()
+        opened = os.open(tmp_path / "uverbs1", os.O_RDONLY)
+        try:
+            assert process.notices_rdma_cm()
+            assert process.snapshot().uses_rdma_cm
+            assert not process.notices_rdma_cm()
+        finally:
+            os.close(opened)
+    finally:
+        process.close()
 
 
 def test_objects_are_ours_by_the_thread_that_made_them_or_by_their_context() -> None:
