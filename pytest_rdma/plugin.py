@@ -155,7 +155,7 @@ def pytest_collection(session: pytest.Session) -> None:
     if connects_early(session.config):
         from pytest_rdma import gates
 
-        gates.check_option(connect(session.config))
+        gates.check_option(connect(session.config), session.config)
 
 
 @pytest.hookimpl(optionalhook=True)

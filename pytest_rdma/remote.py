@@ -269,6 +269,7 @@ class RemoteHost(Host):
         self.timeout_scale = timeout_scale
         self._python = python
         self._parent = parent
+        self.spawned: list[RemoteHost] = parent.spawned if isinstance(parent, RemoteHost) else []
         self._route: Route = parent._route if isinstance(parent, RemoteHost) else route_to(target)
         self._link: Link | None = None
         self._gone: str | None = None
@@ -278,6 +279,11 @@ class RemoteHost(Host):
     def notes(self) -> tuple[str, ...]:
         """What the user should know about the way to the host."""
         return getattr(self.target, "notes", ())
+
+    @property
+    def lives(self) -> bool:
+        """Whether there is an agent that answers, as far as is known."""
+        return self._link is not None and self._link.lost is None
 
     @property
     def lost(self) -> str | None:
@@ -361,6 +367,7 @@ class RemoteHost(Host):
             parent=self,
         )
         host.open()
+        self.spawned.append(host)
         return host
 
     def kill(self, signal: int = signals.SIGKILL) -> None:
@@ -375,6 +382,8 @@ class RemoteHost(Host):
 
     def close(self) -> None:
         self._end(CLOSE_GRACE_S * self.timeout_scale)
+        if self in self.spawned:
+            self.spawned.remove(self)
         if not isinstance(self._parent, RemoteHost):
             self._route.close()
 

@@ -19,6 +19,7 @@ GATED = Path(__file__).parent / "gated_tests.py"
 NOT_CLOSED = ", made in this test and not closed"
 UNKNOWN = ", which our handles do not know"
 ERRORS = {
+    "test_context": rf"left behind on host1: context \d+ on rxe0{UNKNOWN}",
     "test_qp": rf"left behind on host1: QP 0x[0-9a-f]+{NOT_CLOSED}",
     "test_mr": rf"left behind on host1: buffer \d+ \(8192 bytes\){NOT_CLOSED}",
     "test_cq": rf"left behind on host2: cq \d+{NOT_CLOSED}",
@@ -30,10 +31,14 @@ ERRORS = {
     "test_cm_id": rf"left behind on host1: rdma_cm listener 10\.99\.0\.1 port \d+{NOT_CLOSED}",
     "test_program": rf"left behind on host1: program sleep 600 \(pid \d+\){NOT_CLOSED}",
     "test_kernel_log": r"the kernel log of host2 says: BUG: unable to handle page fault",
+    "test_kernel_log_that_goes_on": r"the kernel log of host2 says: kernel BUG at mm/slub\.c:435!",
+    "test_spawned_agent": r"left behind on host2 \(spawned\): agent \d+, spawned in this test and not closed",
+    "test_pd_of_a_spawned_agent": rf"left behind on host2 \(spawned\): pd \d+{NOT_CLOSED}",
     "test_rnr_naks": r"rcvd_rnr_err \(rnr_naks\) of host1 rxe0/1 grew by \d+, and 0 is allowed",
     "test_unknown_counter": r"host1 rxe0/1 counts no 'rnr_nacks'; it counts retransmissions, .*rcvd_rnr_err",
 }
 FAILS_TWICE = "test_fails_and_leaves_a_pd"
+LOST = "test_agent_that_is_lost_in_the_look"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,7 @@ def run(folder: Path, environment: dict[str, str], *options: str) -> subprocess.
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=400,
     )
 
 
@@ -89,8 +94,31 @@ def test_the_tests_own_failure_stays_and_the_leak_is_told_beside_it(
 def test_all_others_are_green(cases: dict[str, list[ElementTree.Element]]) -> None:
     others = {name: found for name, found in cases.items() if name not in (*ERRORS, FAILS_TWICE)}
     said = {name: failures(found, "error") + failures(found, "failure") for name, found in others.items()}
-    assert len(others) >= 14
+    assert len(others) >= 50
     assert {name: text for name, text in said.items() if text} == {}
+
+
+def test_what_could_not_be_looked_at_is_noted_and_no_failure(cases: dict[str, list[ElementTree.Element]]) -> None:
+    (noted,) = [one.get("value", "") for case in cases[LOST] for one in case.iter("property") if is_note(one)]
+    assert noted.startswith("host2: HostLostError: host2 was lost during gates.end"), noted
+    assert not any(
+        is_note(one) for name in cases for case in cases[name] for one in case.iter("property") if name != LOST
+    )
+
+
+def is_note(element: ElementTree.Element) -> bool:
+    return element.get("name") == "rdma_unmeasured"
+
+
+def test_under_strict_it_is_a_failure(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "test_gated.py").write_text(GATED.read_text())
+    done = run(tmp_path, environment, "-k", LOST, "--rdma-strict", "-p", "no:cacheprovider")
+    assert re.search(r"rdma: not measured on host2: HostLostError: .* \(--rdma-strict fails what", done.stdout), (
+        done.stdout
+    )
+    assert "1 test not measured on host2: HostLostError: host2 was lost during gates.end" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert re.search("1 passed, .*1 error", done.stdout)
 
 
 def test_an_option_limits_all_tests_and_refuses_unknown_names(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -106,6 +134,8 @@ def test_an_option_limits_all_tests_and_refuses_unknown_names(tmp_path: Path, en
 
 IN_PROCESS = """
 import pytest
+from pyverbs import cm_enums
+from pyverbs.cmid import CMID, AddrInfo
 from pyverbs.device import Context
 from pyverbs.pd import PD
 
@@ -136,6 +166,12 @@ def test_own_failure_holds_its_objects(rdma_pair):
     context = Context(name="rxe0")
     assert not context
 
+def test_own_rdma_cm(rdma_pair):
+    passive = AddrInfo(src="10.99.0.1", src_service="7471", port_space=cm_enums.RDMA_PS_TCP, flags=cm_enums.RAI_PASSIVE)
+    listener = CMID(creator=passive)
+    listener.listen()
+    listener.close()
+
 def test_last(rdma_pair):
     pass
 """
@@ -149,7 +185,7 @@ def test_in_one_process_with_objects_of_the_users_own(on_guest: Callable[..., st
     assert re.search(r"^ERROR own/test_own\.py::test_own_pd - ", text, re.MULTILINE), text
     assert re.search(rf"left behind on local host: PD \d+ on rxe0{UNKNOWN}", text), text
     assert len(re.findall(r"^rdma: left behind", text, re.MULTILINE)) == 2, text
-    assert "1 failed, 5 passed, 1 error" in text
+    assert "1 failed, 6 passed, 1 error" in text
 
 
 def test_what_cannot_be_read_is_said_and_fails_under_strict(on_guest: Callable[..., str], guest_pytest: object) -> None:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_rdma import gates
 from pytest_rdma.host import LocalHost
 from pytest_rdma.verbs_gates import Watch, since_test_began
 
@@ -64,3 +66,13 @@ def test_what_a_wider_fixture_makes_is_adopted(host: LocalHost) -> None:
 
 def test_nothing_is_judged_before_a_test_began(host: LocalHost) -> None:
     assert host.invoke("gates.end", asdict(WATCH), "") is None
+
+
+def test_what_keeps_a_host_from_looking_is_an_answer_and_no_error(host: LocalHost) -> None:
+    session: Any = SimpleNamespace(hosts=lambda: (host,))
+    answer = gates._result(host, host.submit("gates.end", {"no": "watch"}, ""), session)
+    assert answer is None  # nothing is watched
+    begin(host)
+    answer = gates._result(host, host.submit("gates.end", {"no": "watch"}, ""), session)
+    assert isinstance(answer, gates.Unmeasured)
+    assert answer.why.startswith("TypeError: ")
