@@ -309,7 +309,7 @@ def mtu(view: View) -> Causes:
 
 def _large_packets_lost(view: View, path_mtu: int | None) -> Causes:
     queue = view.active.qp.sends if view.active.qp else None
-    if not view.unanswered or path_mtu is None or queue is None or view.posted is None or not queue.completed:
+    if not view.stalled or path_mtu is None or queue is None or view.posted is None or not queue.completed:
         return
     passed, failed = min(queue.most_bytes_completed, path_mtu), min(view.posted.bytes, path_mtu)
     if 0 < passed < failed:
@@ -412,21 +412,21 @@ def _lossy(view: View, sent: int, arrived: int) -> Causes:
 
 def retries(view: View) -> Causes:
     """Retries that have not ended when the wait did."""
-    if not view.waits or not view.unanswered or view.posted is None:
+    if not view.waits or not view.stalled or view.posted is None:
         return
     if view.retries_forever:
         yield Cause(
             "endless-retries",
             f"{view.active.label} has retry_cnt {FOREVER}, which on rxe means without end: {view.what} never fails",
             "connect with retry_count 6 or less, and what nobody answers ends with RETRY_EXC_ERR",
-            True,
+            view.send_awaited,
         )
     elif view.retry_s is None and view.active.attribute("timeout", "ack_timeout") == 0:
         yield Cause(
             "endless-retries",
             f"{view.active.label} has time-out 0, which means no time-out: {view.what} never fails",
             "connect with an ack_timeout of 1 to 31",
-            True,
+            view.send_awaited,
         )
     elif view.retry_s is not None and view.retry_s > view.posted.ago_s:
         yield Cause(
@@ -434,7 +434,7 @@ def retries(view: View) -> Causes:
             f"{view.what} has not failed yet: it was posted {seconds(view.posted.ago_s)} ago, and is retried for "
             f"{view.retry_text}",
             "wait longer than the retries take, or connect with a smaller ack_timeout or retry_count",
-            True,
+            view.send_awaited,
         )
 
 

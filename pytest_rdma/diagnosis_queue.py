@@ -9,6 +9,7 @@ import re
 
 from pytest_rdma.diagnosis_memory import bad_sges
 from pytest_rdma.diagnosis_view import (
+    EVENT,
     FOREVER,
     READING,
     RNR_MS,
@@ -33,7 +34,6 @@ TAKES_NO_RECEIVE = {
     WCOpcode.FETCH_ADD: "ATOMIC_FETCH_AND_ADD",
 }
 FULL = re.compile(r"(\d+) (?:sends|receives) are in flight .* do not fit|(\d+) of \d+ in flight")
-EVENT = "a completion event"
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR, WCStatus.LOC_QP_OP_ERR)
 
 
@@ -54,6 +54,7 @@ def not_ready(view: View) -> Causes:
 def no_receive(view: View) -> Causes:
     """The peer has no receive for what is under way, or had none for a while."""
     lacks = view.status is None and view.unanswered and _takes_receive(view) and _empty(view.passive)
+    lacks = lacks and (view.stalled or _never_posted(view.passive))
     if lacks or _said_so(view):
         yield Cause("no-receive-posted", _unready(view), _post_before(view), False)
         yield from _asked_forever(view)
@@ -85,6 +86,10 @@ def _asked_forever(view: View) -> Causes:
 
 def _empty(end: End) -> bool:
     return end.qp is not None and not end.qp.shared_recvs and end.qp.recvs.outstanding_count == 0
+
+
+def _never_posted(end: End) -> bool:
+    return end.qp is not None and end.qp.recvs.posted == 0
 
 
 def _unready(view: View) -> str:

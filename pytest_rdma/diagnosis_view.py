@@ -12,6 +12,7 @@ from pytest_rdma.model import GidRow, Opcode, PortInfo, SendWR
 from pytest_rdma.status import WCStatus, name_of
 
 RECV = "RECV"
+EVENT = "a completion event"
 ACK_UNIT_US = 4.096
 FOREVER = 7  # of rnr_retry everywhere, of retry_cnt on rxe
 # of min_rnr_timer, in ms: InfiniBand specification 1.4, volume 1, table 46
@@ -153,6 +154,29 @@ class View:
         if self.status is not None:
             return self.status == WCStatus.RETRY_EXC_ERR
         return self.waits and self.sends_outstanding > 0
+
+    @property
+    def stalled(self) -> bool:
+        """Whether more than the ledger says that a request got no answer: there, it is outstanding until it is polled.
+
+        A call waits for it, or retries were counted.
+        """
+        return self.unanswered and (self.send_awaited or self.status is not None or self.retried)
+
+    @property
+    def send_awaited(self) -> bool:
+        """Whether the wait that ended in vain was for a send request: not for a receive, an event or something else."""
+        qp = self.active.qp
+        if qp is None or qp.awaits in ("", EVENT):
+            return False
+        if qp.awaited_wr_ids:
+            receives = {one.wr_id for one in qp.recvs.outstanding} - {one.wr_id for one in qp.sends.outstanding}
+            return not receives.issuperset(qp.awaited_wr_ids)
+        return not (qp.recvs.outstanding_count and qp.sends.none_signaled)
+
+    @property
+    def retried(self) -> bool:
+        return self.active.counted("completer_retry_err", "local_ack_timeout_err") > 0
 
     @property
     def sends_outstanding(self) -> int:

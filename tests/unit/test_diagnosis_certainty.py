@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from evidence_builders import evidence, failure, host, ledger, qp, receive, send, waiting
 
 from pytest_rdma.diagnosis import Cause, diagnose
-from pytest_rdma.model import Opcode
+from pytest_rdma.evidence import Evidence, QPEvidence, QueueLedger
+from pytest_rdma.model import Opcode, QPState
 from pytest_rdma.status import WCStatus
 
 
@@ -61,3 +64,65 @@ def test_root_may_lack_the_capability_that_lifts_memlock() -> None:
     (cause,) = diagnose(evidence(replace(local, info=info), error_type="VerbsError", error=text))
     assert (cause.name, cause.certain) == ("out-of-memory", False)
     assert "unless root lacks CAP_IPC_LOCK there: it is 65536 bytes" in cause.headline
+
+
+# -- a deadline that is about something else, while sends are in flight
+
+
+def unrelated(sends: QueueLedger, far: QPEvidence | None = None, **local: Any) -> Evidence:
+    """A program or an event was awaited in vain; the sends of host1 are outstanding, as nobody has polled for them."""
+    ends = host("host1", qp("host1", sends=sends, **local)), host("host2", far or qp("host2"))
+    return evidence(*ends, error_type="DeadlineError", error="`sleep 100` on host1 had not ended within 1 s")
+
+
+RECEIVED = qp("host2", recvs=ledger(posted=1, completed=1))
+RECENT = ledger(send(Opcode.SEND, ago_s=0.01))
+ENDLESS = {"retry_cnt": 7}
+
+
+@pytest.mark.parametrize("attributes", [{}, ENDLESS, {"timeout": 0}])
+def test_a_deadline_of_something_else_says_nothing_of_retries(attributes: dict[str, int]) -> None:
+    assert diagnose(unrelated(RECENT, RECEIVED, attributes=attributes)) == []
+
+
+@pytest.mark.parametrize("awaited", [(1,), ()])
+def test_a_send_that_is_awaited_speaks_for_retries(awaited: tuple[int, ...]) -> None:
+    waits = qp("host2", recvs=ledger(receive()))
+    found = unrelated(RECENT, waits, attributes=ENDLESS, awaits="1 completion", awaited_wr_ids=awaited)
+    (cause,) = diagnose(found)
+    assert (cause.name, cause.certain) == ("endless-retries", True)
+
+
+def test_counted_retries_make_them_likely() -> None:
+    found = unrelated(RECENT, RECEIVED, attributes=ENDLESS)
+    counted = replace(found, local=replace(found.local, counters={"completer_retry_err": 3}))
+    assert [(cause.name, cause.certain) for cause in diagnose(counted)][-1] == ("endless-retries", False)
+
+
+def test_who_waits_for_a_receive_or_an_event_is_told_nothing_of_retries() -> None:
+    receives = ledger(replace(receive(), wr_id=9))
+    numbered = unrelated(RECENT, RECEIVED, recvs=receives, awaits="wr_id 0x9", awaited_wr_ids=(9,))
+    assert "retries-outlast-wait" not in names(diagnose(numbered))
+    unsignaled = ledger(send(Opcode.SEND, signaled=False, ago_s=0.01))
+    for_any = unrelated(unsignaled, RECEIVED, recvs=receives, awaits="1 completion")
+    assert "retries-outlast-wait" not in names(diagnose(for_any))
+    event = unrelated(RECENT, RECEIVED, awaits="a completion event")
+    assert "retries-outlast-wait" not in names(diagnose(event))
+
+
+def test_a_receive_that_was_never_posted_is_told_and_one_that_completed_is_not_missing() -> None:
+    (cause,) = diagnose(unrelated(RECENT))
+    assert (cause.name, cause.certain) == ("no-receive-posted", False)
+    assert diagnose(unrelated(RECENT, RECEIVED)) == []
+
+
+def test_a_state_of_the_peer_that_takes_nothing_is_told() -> None:
+    reset = qp("host2", state=QPState.RESET)
+    assert names(diagnose(unrelated(RECENT, reset)))[0] == "peer-qp-reset"
+
+
+def test_a_large_send_that_nobody_has_polled_for_is_not_lost() -> None:
+    sends = ledger(send(length=4096, ago_s=5.0), posted=2, completed=1, most_bytes_completed=64)
+    assert diagnose(unrelated(sends)) == []
+    waits = qp("host1", sends=sends, awaited_wr_ids=(1,))
+    assert names(diagnose(waiting(waits))) == ["mtu-beyond-path"]
