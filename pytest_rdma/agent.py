@@ -118,9 +118,9 @@ class Agent:
                 self._dispatch(frame)
 
     def end(self) -> None:
-        """Stop what runs, destroy all objects, and end the process, at the latest after `CLEANUP_S`."""
+        """Stop what runs, destroy all objects, and end the process, at the latest after `CLEANUP_S`, scaled."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the stream and of the session come together
-        last = threading.Timer(CLEANUP_S, os._exit, (1,))
+        last = threading.Timer(CLEANUP_S * self.host.timeout_scale, os._exit, (1,))
         last.daemon = True
         last.start()
         for stop in list(self._stops.values()):
