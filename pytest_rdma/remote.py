@@ -242,6 +242,8 @@ class Link:
             else:
                 outcome = {"error": from_plain(message["error"], self._host.name)}
             with self._lock:
+                if self._watch is not None:
+                    return  # given up already: who was stopped goes on now, and may answer before it is ended
                 call = self._pending.pop(message["id"], None)
             self._host.round_trips += 1
             if call is not None:

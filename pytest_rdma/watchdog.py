@@ -2,11 +2,13 @@
 
 What looks is a script for `/bin/sh` that reads /proc and sends signals: it needs nothing of what may be stuck. It first
 says all it sees; then it lets the process go on where it was stopped, asks it for its stack (faulthandler, on the
-agent's own standard error), asks it to end, and at last kills it.
+agent's own standard error), asks it to end, and at last kills it. A stopped parent that carries it, as sshd does, goes
+on after that: it then finds its connection closed, and ends.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -18,7 +20,7 @@ from pytest_rdma.streams import Stream, read_until
 REACH_S = 6.0
 LOOK_S = 10.0
 PATIENCE = 30
-"""How often it is looked whether a signal has ended the process, 0.1 s apart."""
+"""How often it is looked whether a signal has ended the process, 0.1 s apart; scaled as time-outs are."""
 
 # Only `sleep` is not built into the shell. A whole block, so that it is read before it runs. A signal is sent again and
 # again: one that comes while another is pending goes to another thread, and does not wake the main one from its read.
@@ -41,17 +43,19 @@ ended_by() {
         [ $n -ge @PATIENCE ] && return 1
         n=$((n+1)); kill -$1 @PID; sleep 0.1 || sleep 1
     done
-    tell "ended SIG$1"
+    release; tell "ended SIG$1"
 }
+release() { [ $held ] && kill -CONT $held; }
 read -r up rest </proc/uptime; tell "uptime $up"
 lives || { tell gone; exit; }
 look task
 s=; read -r s <$p/stat; set -- ${s##*) }; w=; read -r w </proc/$2/wchan; s=; read -r s </proc/$2/stat
 [ -n "$s" ] && tell "carrier ${w:-0} $s"
+held=; case ${s##*) } in T*) held=$2;; esac
 ours=; while read -r l || [ -n "$l" ]; do case $l in *@AGENT*) ours=1;; esac; done <$p/cmdline
 [ $ours ] || { tell gone; exit; }
 kill -CONT @PID; kill -USR1 @PID
-ended_by TERM || ended_by KILL || { look left; tell stands; }
+ended_by TERM || ended_by KILL || { look left; release; tell stands; }
 exit; }
 """
 
@@ -159,7 +163,7 @@ def look(open_shell: Callable[[bytes, Deadline], Stream], suspect: Suspect, time
     """Look at the agent, and end it. Its errors are in what it returns; it keeps deadlines of its own."""
     one, two = new_marker()
     marks = {"@ONE": one, "@TWO": two, "@AGENT": suspect.marker}
-    values = {"@PID": str(suspect.pid), "@PATIENCE": str(PATIENCE), **marks}
+    values = {"@PID": str(suspect.pid), "@PATIENCE": str(math.ceil(PATIENCE * timeout_scale)), **marks}
     script = SCRIPT
     for name, value in values.items():
         script = script.replace(name, value)

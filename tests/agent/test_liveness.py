@@ -226,8 +226,10 @@ def test_a_session_of_sshd_that_is_stopped_is_named_and_its_agent_ended(
         assert gone(agent)
         host.ensure()
         assert host.run(["true"]).returncode == 0
+        assert gone(session)
     finally:
-        os.kill(session, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(session, signal.SIGKILL)
 
 
 def test_a_session_of_sshd_that_was_killed_is_told_apart_from_a_dead_host(
