@@ -3,11 +3,13 @@
     python benchmarks/fault_table.py [FILE ...]
 
 It uses the lab that is up, or boots one. Bounds are scaled as time-outs are. A fault whose test does not fail,
-or whose next test is not green, is marked.
+is late or is explained otherwise than it must be, or whose next test is not green, is marked. The exit code is 1
+then, and when anything is left on a host.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -20,16 +22,23 @@ from harness import Fault, Ran, Way, all_faults, run_faults
 from pytest_rdma.lab import obtain
 
 LINE_CHARACTERS = 200
+MARK = "**"
 
 
 def row(fault: Fault, ran: Ran, scale: float) -> str:
     """Return one row of the table."""
     case, after = ran.cases.get(fault.test), ran.cases.get(f"test_green[{fault.test}]")
     name = f"{fault.file}: {fault.test.removeprefix('test_').replace('_', ' ')}"
-    if case is None or after is None:
-        return f"| {name} | {fault.bound_s * scale:g} | | DID NOT RUN |"
-    marks = "" if case.outcome in ("failure", "error") else f"**{case.outcome}** "
-    marks += "" if after.outcome == "passed" else "**next test not green** "
+    if case is None:
+        return f"| {name} | {fault.bound_s * scale:g} | | {MARK}did not run{MARK} |"
+    wrong = {
+        case.outcome: case.outcome not in ("failure", "error"),
+        "late": case.seconds >= fault.bound_s * scale,
+        f"cause {case.cause or 'none'}": not re.fullmatch(fault.cause, case.cause),
+        "other words": not re.search(fault.words, case.first_line),
+        "next test not green": after is None or after.outcome != "passed",
+    }
+    marks = "".join(f"{MARK}{words}{MARK} " for words, holds in wrong.items() if holds)
     said = case.first_line.replace("|", "\\|")[:LINE_CHARACTERS]
     return f"| {name} | {fault.bound_s * scale:g} | {case.seconds:.1f} | {marks}{said} |"
 
@@ -37,16 +46,19 @@ def row(fault: Fault, ran: Ran, scale: float) -> str:
 def main(files: list[str]) -> int:
     faults = [fault for fault in all_faults() if not files or fault.file in files]
     with obtain(lambda line: print(line, file=sys.stderr)) as lab, watched(lab) as guests:
+        right = True
         print("| fault | bound, s | took, s | first line |\n|---|---|---|---|")
         for file in dict.fromkeys(fault.file for fault in faults):
             with tempfile.TemporaryDirectory() as folder:
                 chosen = [fault for fault in faults if fault.file == file]
                 ran = run_faults(Way.to(lab, Path(folder)), Path(folder), chosen)
-            print("\n".join(row(fault, ran, lab.timeout_scale) for fault in chosen), flush=True)
+            rows = [row(fault, ran, lab.timeout_scale) for fault in chosen]
+            print("\n".join(rows), flush=True)
             left = guests.left()
             guests.mend()
             print(f"{file}: {ran.seconds:.0f} s; left behind: {', '.join(left) or 'nothing'}", file=sys.stderr)
-    return 0
+            right = right and not left and not any(MARK in one for one in rows)
+    return 0 if right else 1
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +21,11 @@ from pytest_rdma.lab import Lab
 
 TREE = Path(__file__).parents[2]
 INNER = Path(__file__).with_name("inner")
-RUN_S = 400.0
+START_S = 100.0
+EACH_S = 10.0
+"""What a run may take beyond the bounds of its faults: for all of it, and for each of them."""
+
+REPORT_S = 60.0
 HEADING = re.compile(r"^_{3,} (?:ERROR at \w+ of )?(\S+) _{3,}$", re.MULTILINE)
 END = re.compile(r"^=+ .* =+$", re.MULTILINE)
 
@@ -108,6 +114,7 @@ class Way:
     options: tuple[str, ...]
     environment: dict[str, str]
     ssh_config: Path
+    timeout_scale: float = 1.0
 
     @classmethod
     def to(cls, lab: Lab, home: Path) -> Way:
@@ -125,7 +132,7 @@ class Way:
         cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("RDMA_", "PYTEST_"))}
         options = ("--rdma-host=host1", "--peer=host2", f"--rdma-timeout-scale={lab.timeout_scale:g}")
-        return cls(options, {**plain, "HOME": str(home), "XDG_CACHE_HOME": cache}, file)
+        return cls(options, {**plain, "HOME": str(home), "XDG_CACHE_HOME": cache}, file, lab.timeout_scale)
 
     def for_file(self, file: str) -> list[str]:
         """Return the options for a file of faults, which may reach its peer otherwise."""
@@ -140,31 +147,48 @@ def run_faults(way: Way, folder: Path, faults: Sequence[Fault]) -> Ran:
     """Run these faults, all of one file, and the tests behind them that must pass."""
     (file,) = {fault.file for fault in faults}
     names = [name for fault in faults for name in (fault.test, f"test_green[{fault.test}]")]
-    return run_file(way, folder, file, names)
+    limit_s = START_S + sum(EACH_S + fault.bound_s for fault in faults)
+    return run_file(way, folder, file, names, limit_s)
 
 
-def run_file(way: Way, folder: Path, file: str, names: Sequence[str] = ()) -> Ran:
-    """Run these tests of a file, all of them unless some are named."""
+def run_file(way: Way, folder: Path, file: str, names: Sequence[str] = (), limit_s: float = START_S) -> Ran:
+    """Run these tests of a file, all of them unless some are named; `limit_s` is unscaled."""
     path = INNER / f"{file}.py"
     chosen = [f"{path}::{name}" for name in names] or [str(path)]
     junit = folder / f"{file}.xml"
     junit.unlink(missing_ok=True)
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *chosen, *way.for_file(file), f"--junitxml={junit}", *RUNNING],
-        cwd=folder,
-        env=way.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=RUN_S,
-    )
+    command = [sys.executable, "-m", "pytest", *chosen, *way.for_file(file), f"--junitxml={junit}", *RUNNING]
+    returncode, text = run_within(limit_s * way.timeout_scale, command, folder, way.environment)
     seconds = time.monotonic() - started
     if not junit.exists():
-        return Ran(done.returncode, done.stdout, seconds)
-    reports = sections(done.stdout)
+        return Ran(returncode, text, seconds)
+    reports = sections(text)
     cases = [_case(one, reports) for one in ElementTree.parse(junit).iter("testcase")]
-    return Ran(done.returncode, done.stdout, seconds, {case.name: case for case in cases})
+    return Ran(returncode, text, seconds, {case.name: case for case in cases})
+
+
+def run_within(limit_s: float, command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run the command to its end, or interrupt it, so that it reports what it has, and at last kill it.
+
+    Its output goes to a file: a pipe would be waited for as long as any child holds it.
+    """
+    output = folder / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(REPORT_S)
+            file.write(f"\ninterrupted: it took longer than {limit_s:g} s\n".encode())
+        finally:
+            process.kill()
+            process.wait()
+    return process.returncode, output.read_text(errors="replace")
 
 
 RUNNING = ("-p", "no:cacheprovider", f"--rootdir={INNER}", f"--confcutdir={INNER}", "--tb=short")
