@@ -20,7 +20,10 @@ from pytest_rdma.streams import Stream, read_until
 REACH_S = 6.0
 LOOK_S = 10.0
 PATIENCE = 30
-"""How often it is looked whether a signal has ended the process, 0.1 s apart; scaled as time-outs are."""
+"""How often it is looked whether a signal has ended the process, 0.1 s apart.
+
+After SIGKILL it is scaled as time-outs are, since what is left then blocks its host.
+"""
 
 # Only `sleep` is not built into the shell. A whole block, so that it is read before it runs. A signal is sent again and
 # again: one that comes while another is pending goes to another thread, and does not wake the main one from its read.
@@ -40,7 +43,7 @@ lives() { s=; read -r s <$p/stat; case ${s##*) } in ''|Z*|X*) return 1;; esac; }
 ended_by() {
     n=0
     while lives; do
-        [ $n -ge @PATIENCE ] && return 1
+        [ $n -ge $2 ] && return 1
         n=$((n+1)); kill -$1 @PID; sleep 0.1 || sleep 1
     done
     release; tell "ended SIG$1"
@@ -55,7 +58,7 @@ held=; case ${s##*) } in T*) held=$2;; esac
 ours=; while read -r l || [ -n "$l" ]; do case $l in *@AGENT*) ours=1;; esac; done <$p/cmdline
 [ $ours ] || { tell gone; exit; }
 kill -CONT @PID; kill -USR1 @PID
-ended_by TERM || ended_by KILL || { look left; release; tell stands; }
+ended_by TERM @ASKED || ended_by KILL @PATIENCE || { look left; release; tell stands; }
 exit; }
 """
 
@@ -163,7 +166,12 @@ def look(open_shell: Callable[[bytes, Deadline], Stream], suspect: Suspect, time
     """Look at the agent, and end it. Its errors are in what it returns; it keeps deadlines of its own."""
     one, two = new_marker()
     marks = {"@ONE": one, "@TWO": two, "@AGENT": suspect.marker}
-    values = {"@PID": str(suspect.pid), "@PATIENCE": str(math.ceil(PATIENCE * timeout_scale)), **marks}
+    values = {
+        "@PID": str(suspect.pid),
+        "@ASKED": str(PATIENCE),
+        "@PATIENCE": str(math.ceil(PATIENCE * timeout_scale)),
+        **marks,
+    }
     script = SCRIPT
     for name, value in values.items():
         script = script.replace(name, value)
