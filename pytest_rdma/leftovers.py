@@ -233,17 +233,12 @@ def _maker(one: KernelObject) -> str:
 
 
 def _descriptors(before: Snapshot, now: Snapshot, kinds: list[str], own: list[str], ours: bool) -> list[str]:
-    """Return the new descriptors less those of new contexts, two each, and of handles that are told already or `own`.
-
-    Of the contexts that librdmacm keeps, those on devices that are not watched are known by their descriptors alone.
-    """
+    """Return the new descriptors less `own`, those of new contexts, two each, and of handles that are told already."""
     new = _targets(now.descriptors - before.descriptors)
     if not new:
         return []
     counts = [Counter(kind for _, kind, _ in one.objects)["context"] for one in (before, now)]
-    kept = [sum(one.contexts.values()) for one in (before, now)]
-    contexts = max(counts[1] - counts[0], kept[1] - kept[0])  # netlink may tell none
-    contexts += _unwatched(before, now, new) if now.uses_rdma_cm else 0
+    contexts = max(counts[1] - counts[0], _kept(before, now, new))
     free = {VERBS_FILE: contexts, EVENT_FILE: contexts}
     told = tuple(file for kind in kinds for file in FILES_OF.get(kind, ()))
     words: list[str] = []
@@ -267,12 +262,17 @@ def _targets(descriptors: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def _unwatched(before: Snapshot, now: Snapshot, new: dict[int, str]) -> int:
-    """Return how many devices that are not watched have been opened for the first time."""
-    watched = {device for device, kind, _ in now.objects if kind == "context"}
-    known = set(_targets(before.descriptors).values())
-    files = {target for target in new.values() if target.startswith(VERBS_FILE)} - known
-    return sum(_device_of(file) not in watched for file in files)
+def _kept(before: Snapshot, now: Snapshot, new: dict[int, str]) -> int:
+    """Return how many new contexts hosts keep, and librdmacm: that one's first on each device.
+
+    Some are known by their descriptors alone: on a device that is not watched, or made by a thread that has ended.
+    """
+    kept = sum((now.contexts - before.contexts).values())
+    if now.uses_rdma_cm:
+        there = Counter(_targets(before.descriptors).values())
+        files = {target for target in new.values() if target.startswith(VERBS_FILE)}
+        kept += sum(there[file] <= before.contexts[_device_of(file)] for file in files)
+    return kept
 
 
 def _device_of(file: str) -> str:

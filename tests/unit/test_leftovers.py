@@ -149,6 +149,28 @@ def test_a_device_that_no_context_of_pyverbs_stands_for_was_opened_by_librdmacm(
         process.close()
 
 
+def test_the_first_context_of_librdmacm_on_a_device_is_excused_though_the_kernel_tells_no_maker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uverbs0").touch()
+    monkeypatch.setattr("pytest_rdma.leftovers.VERBS_FILE", str(tmp_path / "uverbs"))
+    monkeypatch.setattr("pytest_rdma.leftovers._device_of", lambda file: "rxe0")
+    opened: list[int] = []
+
+    def opened_once_more() -> Snapshot:
+        opened.append(os.open(tmp_path / "uverbs0", os.O_RDONLY))
+        there = frozenset(open_descriptors())
+        return Snapshot(contexts=Counter({"rxe0": 1}), descriptors=there, uses_rdma_cm=len(opened) > 1)
+
+    try:
+        ours, librdmacms, leaked = (opened_once_more() for _ in range(3))
+        assert leaks(librdmacms, ours) == []
+        assert leaks(leaked, librdmacms) == [f"descriptor {opened[2]} ({tmp_path}/uverbs0)"]
+    finally:
+        for one in opened:
+            os.close(one)
+
+
 def test_objects_are_ours_by_the_thread_that_made_them_or_by_their_context() -> None:
     mine, other = os.getpid(), 1
     context, pd, qp = kernel("context", 1), kernel("PD", 2, 1), kernel("QP", 3, 2, pid=mine)
