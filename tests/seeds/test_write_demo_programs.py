@@ -163,13 +163,16 @@ def test_d21_client_that_leaves_early_is_missed_by_the_server(programs: WritePro
 
 
 def test_d23_sleep_in_the_poll_loop_is_a_floor_under_the_latency(programs: WritePrograms) -> None:
-    """Verify: with a sleep of 1 ms no write is quicker than that; without, the quickest of many is."""
+    """Verify: with a sleep of 20 ms no write is quicker than that; without, the quickest of many is.
+
+    Between busy guests the quickest of 200 took more than the 1 ms that the seed sleeps.
+    """
     least = []
-    for defects in (("sleeping-poll",), ()):
-        _, client = programs.run_both(client=defects, options=("--repeat", "200"))
+    for defects, repeat in ((("sleeping-poll",), "20"), ((), "200")):
+        _, client = programs.run_both(client=defects, options=("--repeat", repeat))
         assert client.code == 0, client.complained
         least.append(int(client.said.split("least_ns ")[1]))
-    assert least[0] >= 1_000_000 > least[1]
+    assert least[0] >= 20_000_000 > least[1]
 
 
 def test_d26_word_that_is_neither_role_is_a_usage_error(programs: WritePrograms) -> None:

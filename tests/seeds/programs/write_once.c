@@ -25,6 +25,7 @@
 #define MAGIC 0x50525731
 #define READY 'R'
 #define DONE 'D'
+#define POLL_SLEEP_US 20000
 
 #ifdef DEFECT_MASK_NAME
 #define PATH_MTU_MASK IBV_QP_MTU
@@ -356,7 +357,7 @@ static void await_completion(void)
 
 	do {
 		if (has(SLEEPING_POLL))
-			usleep(1000);
+			usleep(POLL_SLEEP_US);
 		got = ibv_poll_cq(cq, 1, &wc);
 		if (got == 0 && !has(NO_DEADLINE) && now_ns() > end)
 			failed("no completion within %d s", args.timeout_s);
