@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ FILES_OF.update(dict.fromkeys(("cm", "cm_request", "cm_listener"), (CM_FILE, EVE
 """The descriptors that come and go with a handle."""
 
 Key = tuple[str, str, int]
+LOOKING = threading.Lock()
+"""Two hosts of one process look at it at once, and what one look opens for a moment is not the other's to see."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ class Process:
         os.close(self._status)
 
     def snapshot(self) -> Snapshot:
+        with LOOKING:
+            return self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
         entries: dict[tuple[int, int], Resource] = {}
         contexts: Counter[str] = Counter()
         for host in list(hosts.LIVE):
