@@ -9,6 +9,7 @@ watches, or with this process.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -20,8 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_rdma import watcher
+from pytest_rdma import native, watcher
 from pytest_rdma.deadline import Deadline
+from pytest_rdma.errors import RdmaEnvironmentError
 from pytest_rdma.host import LocalHost
 
 CLOSE_S = 30.0
@@ -110,6 +112,8 @@ class WatchedHost(LocalHost):
         self._watch: Watch | None = None
 
     def open(self) -> None:
+        with contextlib.suppress(RdmaEnvironmentError):  # the op that needs the helper tells
+            native.load()  # compiling it, where that must be, takes longer than an op may
         with _LOCK:
             if not _WATCHED:
                 _WATCH.append(Watch(GRACE_S * self.timeout_scale, self._stderr))

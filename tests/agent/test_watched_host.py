@@ -128,6 +128,12 @@ assert watched_host._WATCH[0]._process.poll() is None
     assert (process.returncode, out, text) == (0, "", "")
 
 
+def test_the_helper_is_there_before_the_first_op_that_has_a_deadline() -> None:
+    with controller("from pytest_rdma import native; print(native._loaded is not None)") as process:
+        out, text = process.communicate(timeout=60)
+    assert (process.returncode, out, text) == (0, "True\n", "")
+
+
 def test_a_python_without_memfd_create_can_watch_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     watch = watched_host.Watch(60.0, 2)
