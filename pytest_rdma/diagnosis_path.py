@@ -9,6 +9,7 @@ import ipaddress
 import re
 
 from pytest_rdma import gids
+from pytest_rdma.counters import NAMES
 from pytest_rdma.diagnosis_view import FOREVER, Cause, Causes, End, View, counted, failed_as, seconds, size
 from pytest_rdma.evidence import QPEvidence
 from pytest_rdma.model import QPState
@@ -396,7 +397,7 @@ def _lossy(view: View, sent: int, arrived: int) -> Causes:
     active, passive = view.active, view.passive
     holes = passive.counted("out_of_seq_request", "out_of_sequence")
     naks = active.counted("rcvd_seq_err", "packet_seq_err", "implied_nak_seq_err")
-    timeouts = active.counted("completer_retry_err", "local_ack_timeout_err")
+    timeouts = active.counted(*NAMES["retransmissions"])
     if not arrived and not holes and not naks:
         return
     share = f"{arrived} of {sent} packets arrived at {passive.name}" if sent else f"{passive.name} missed packets"
@@ -419,14 +420,14 @@ def retries(view: View) -> Causes:
             "endless-retries",
             f"{view.active.label} has retry_cnt {FOREVER}, which on rxe means without end: {view.what} never fails",
             "connect with retry_count 6 or less, and what nobody answers ends with RETRY_EXC_ERR",
-            view.send_awaited,
+            view.send_certainly_awaited,
         )
     elif view.retry_s is None and view.active.attribute("timeout", "ack_timeout") == 0:
         yield Cause(
             "endless-retries",
             f"{view.active.label} has time-out 0, which means no time-out: {view.what} never fails",
             "connect with an ack_timeout of 1 to 31",
-            view.send_awaited,
+            view.send_certainly_awaited,
         )
     elif view.retry_s is not None and view.retry_s > view.posted.ago_s:
         yield Cause(
@@ -434,7 +435,7 @@ def retries(view: View) -> Causes:
             f"{view.what} has not failed yet: it was posted {seconds(view.posted.ago_s)} ago, and is retried for "
             f"{view.retry_text}",
             "wait longer than the retries take, or connect with a smaller ack_timeout or retry_count",
-            view.send_awaited,
+            view.send_certainly_awaited,
         )
 
 

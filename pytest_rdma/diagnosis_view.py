@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
+from pytest_rdma.counters import NAMES
 from pytest_rdma.evidence import Evidence, Failure, HostEvidence, Posted, QPEvidence
 from pytest_rdma.model import GidRow, Opcode, PortInfo, SendWR
 from pytest_rdma.status import WCStatus, name_of
@@ -175,8 +176,14 @@ class View:
         return not (qp.recvs.outstanding_count and qp.sends.none_signaled)
 
     @property
+    def send_certainly_awaited(self) -> bool:
+        """Whether the error itself is of that wait: one that was caught before it is remembered, too."""
+        qp = self.active.qp
+        return self.send_awaited and qp is not None and self.evidence.error_qp == qp.qp_num
+
+    @property
     def retried(self) -> bool:
-        return self.active.counted("completer_retry_err", "local_ack_timeout_err") > 0
+        return self.active.counted(*NAMES["retransmissions"]) > 0
 
     @property
     def sends_outstanding(self) -> int:

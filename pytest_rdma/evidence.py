@@ -167,7 +167,8 @@ class Evidence:
     """Both ends of a test that failed. `local_qp` and `peer_qp` are the QP numbers of the pair that the error is about,
     where known.
 
-    `failed_side` is `local` or `peer`: the end whose call failed. `error` is what it said.
+    `failed_side` is `local` or `peer`: the end whose call failed. `error` is what it said, `error_qp` the number of the
+    QP that it names.
     """
 
     local: HostEvidence
@@ -177,3 +178,4 @@ class Evidence:
     failed_side: str
     error_type: str
     error: str
+    error_qp: int | None = None

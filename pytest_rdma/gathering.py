@@ -62,6 +62,7 @@ def evidence_of(
         failed_side=_failed_side(chosen, root, local, peer),
         error_type=type(root).__name__ if root is not None else "",
         error=str(root) if root is not None else "",
+        error_qp=getattr(root, "qp_num", None),
     )
     return pinged(found, places[0].host, places[1].host)
 

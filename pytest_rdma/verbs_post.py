@@ -176,14 +176,24 @@ def op_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exactl
 @op("cq.poll")
 def op_cq_poll(host: LocalHost, deadline: Deadline, handle: int, count: int, exactly: bool) -> list[Completion]:
     cq: CQEntry = host.entry("cq", handle)
+    awaited = _may_complete(cq) if exactly else []
+    for entry in awaited:
+        entry.ledger.awaited = count
     got = collect(cq, None, count, exactly, deadline)
     if exactly and len(got) < count:
         cq.keep(got, first=True)
         users = "; ".join(explain_wait(entry) for entry in list(cq.qps.values())) or "no QP uses the CQ"
-        raise DeadlineError(
-            f"{len(got)} of {count} completions within {deadline.timeout_s:g} s on {host.name}; {users}"
-        )
+        text = f"{len(got)} of {count} completions within {deadline.timeout_s:g} s on {host.name}; {users}"
+        raise DeadlineError(text, **(awaited[0].about if len(awaited) == 1 else {}))
+    for entry in awaited:
+        entry.ledger.awaited = ""
     return got
+
+
+def _may_complete(cq: CQEntry) -> list[QPEntry]:
+    """Return the QPs that who polls the CQ may wait for: an idle one beside them is not what gives no completion."""
+    users = list(cq.qps.values())
+    return [one for one in users if one.sends or one.recvs or one.srq is not None] or users
 
 
 @op("qp.wait")

@@ -159,4 +159,6 @@ def waiting(local: QPEvidence, peer: QPEvidence | None = None, **changes: Any) -
     """host1 waits in vain."""
     local = local if local.awaits else replace(local, awaits="wr_id 0x1")
     ends = host("host1", local), host("host2", peer or qp("host2"))
-    return evidence(*ends, **{"error_type": "DeadlineError", "error": "wr_id 0x1 did not complete", **changes})
+    return evidence(
+        *ends, **{"error_type": "DeadlineError", "error": "wr_id 0x1 did not complete", "error_qp": 0x11, **changes}
+    )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from evidence_builders import evidence, failure, host, ledger, qp, receive, send, waiting
 
+from pytest_rdma.counters import NAMES
 from pytest_rdma.diagnosis import Cause, diagnose
+from pytest_rdma.errors import DeadlineError, HostLostError
 from pytest_rdma.evidence import Evidence, QPEvidence, QueueLedger
+from pytest_rdma.gathering import Place, evidence_of
 from pytest_rdma.model import Opcode, QPState
 from pytest_rdma.status import WCStatus
 
@@ -89,13 +93,22 @@ def test_a_deadline_of_something_else_says_nothing_of_retries(attributes: dict[s
 def test_a_send_that_is_awaited_speaks_for_retries(awaited: tuple[int, ...]) -> None:
     waits = qp("host2", recvs=ledger(receive()))
     found = unrelated(RECENT, waits, attributes=ENDLESS, awaits="1 completion", awaited_wr_ids=awaited)
-    (cause,) = diagnose(found)
+    (cause,) = diagnose(replace(found, error_qp=0x11))
     assert (cause.name, cause.certain) == ("endless-retries", True)
 
 
-def test_counted_retries_make_them_likely() -> None:
+@pytest.mark.parametrize("error_qp", [None, 0x12])
+def test_a_wait_that_was_caught_is_not_certainly_that_of_a_later_deadline(error_qp: int | None) -> None:
+    waits = qp("host2", recvs=ledger(receive()))
+    found = unrelated(RECENT, waits, attributes=ENDLESS, awaits="1 completion")
+    (cause,) = diagnose(replace(found, error_qp=error_qp))
+    assert (cause.name, cause.certain) == ("endless-retries", False)
+
+
+@pytest.mark.parametrize("counter", NAMES["retransmissions"])
+def test_counted_retries_make_them_likely(counter: str) -> None:
     found = unrelated(RECENT, RECEIVED, attributes=ENDLESS)
-    counted = replace(found, local=replace(found.local, counters={"completer_retry_err": 3}))
+    counted = replace(found, local=replace(found.local, counters={counter: 3}))
     assert [(cause.name, cause.certain) for cause in diagnose(counted)][-1] == ("endless-retries", False)
 
 
@@ -126,3 +139,13 @@ def test_a_large_send_that_nobody_has_polled_for_is_not_lost() -> None:
     assert diagnose(unrelated(sends)) == []
     waits = qp("host1", sends=sends, awaited_wr_ids=(1,))
     assert names(diagnose(waiting(waits))) == ["mtu-beyond-path"]
+
+
+@pytest.mark.parametrize(("fields", "named"), [({}, None), ({"host": "host1", "device": "rxe0", "qp_num": 0x11}, 0x11)])
+def test_the_evidence_tells_which_qp_the_error_names(fields: dict[str, Any], named: int | None) -> None:
+    def answer(*args: Any, **options: Any) -> Any:
+        raise HostLostError("gone")
+
+    one, two = (SimpleNamespace(name=name, loss="gone", timeout_scale=1, invoke=answer) for name in ("host1", "host2"))
+    places: Any = tuple(Place(cast(Any, host), "rxe0", 1, 1) for host in (one, two))
+    assert evidence_of(places, [], DeadlineError("no completion", **fields), 1.0).error_qp == named
