@@ -119,26 +119,54 @@ def _look_up(target: SshTarget, deadline: Deadline) -> list[Any]:
         raise _unreachable(target, f"the name {target.host!r} does not resolve ({reason}): {hint}") from None
 
 
-def _within(seconds: float, name: str, call: Callable[[], T]) -> T:
-    """Make a call that has no deadline of its own, in a thread; TimeoutError when it has not come back by then."""
+def _within(seconds: float, name: str, call: Callable[[], T], too_late: Callable[[T], object] | None = None) -> T:
+    """Make a call that has no deadline of its own, in a thread; TimeoutError when it has not come back by then.
+
+    What comes back later is given to `too_late`.
+    """
     results: queue.SimpleQueue[T] = queue.SimpleQueue()
     errors: list[Exception] = []
+    lock = threading.Lock()
+    given_up = False
 
     def run() -> None:
         try:
-            results.put(call())
+            result = call()
         except Exception as error:  # crosses to the waiting thread whatever it is
             errors.append(error)
             results.put(None)  # type: ignore[arg-type]
+            return
+        with lock:
+            if not given_up:
+                results.put(result)
+                return
+        if too_late is not None:
+            too_late(result)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     try:
         result = results.get(timeout=max(0.1, seconds))
     except queue.Empty:
-        raise TimeoutError from None
+        with lock:
+            given_up = True
+        try:
+            result = results.get_nowait()  # it may have come since
+        except queue.Empty:
+            raise TimeoutError from None
     if errors:
         raise errors[0]
     return result
+
+
+class _KeyAgent(paramiko.Agent):
+    """The ssh-agent; its socket is closed, too, when it does not answer as one: paramiko leaves it open then."""
+
+    def __init__(self) -> None:
+        try:
+            super().__init__()
+        except BaseException:
+            self.close()
+            raise
 
 
 def _negotiate(transport: paramiko.Transport, target: SshTarget, known: KnownHosts, deadline: Deadline) -> None:
@@ -237,7 +265,7 @@ class _Login:
         wanted = {_public_blob(f"{file}.pub") for file in files} if self._target.identities_only else None
         seconds = min(AGENT_S, self._deadline.remaining_s)
         try:
-            agent = _within(seconds, "ssh-agent", paramiko.Agent)
+            agent = _within(seconds, "ssh-agent", _KeyAgent, _KeyAgent.close)
         except TimeoutError:
             self._skipped.append(f"ssh-agent: it did not answer within {seconds:.1f} s")
             return

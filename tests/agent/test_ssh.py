@@ -154,7 +154,6 @@ def test_keys_of_the_agent_are_used_unless_only_files_are_wanted(
     open_host(sshd.target(identity_files=(str(tmp_path / "locked"),)))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # paramiko does not close its socket
 def test_an_agent_that_never_answers_is_done_without(
     open_host: Open, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +168,27 @@ def test_an_agent_that_never_answers_is_done_without(
     for thread in threading.enumerate():
         if thread.name == "ssh-agent":
             thread.join(5)
+    gc.collect()
+
+
+def test_an_agent_that_answers_too_late_is_hung_up_on(
+    open_host: Open, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    monkeypatch.setattr(ssh_connection, "AGENT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.bind(str(tmp_path / "agent"))
+        slow.listen()
+        assert "ssh-agent: it did not answer" in refused(
+            open_host, sshd.target(identity_files=(), identities_only=False)
+        )
+        connection, _ = slow.accept()
+        with connection:
+            connection.settimeout(5)
+            assert connection.recv(5) == b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES
+            connection.sendall(b"\0\0\0\5\x0c\0\0\0\0")  # SSH_AGENT_IDENTITIES_ANSWER: none
+            assert connection.recv(1) == b""
     gc.collect()
 
 
