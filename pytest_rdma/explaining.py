@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 BEGAN = pytest.StashKey[float]()
 PROPERTY = "rdma_cause"
 PACKAGE = Path(__file__).parent
+STDLIB = Path(contextlib.__file__).parent
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders that may lie within that of the standard library, and hold what is not of it."""
 FAIL_MARK = "E   "
 INDENT = re.compile(r"(E   )? *")
 
@@ -56,7 +59,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @contextlib.contextmanager
 def ending_in_the_test(excinfo: pytest.ExceptionInfo[BaseException]) -> Iterator[None]:
     """Meanwhile, end the traceback of an error of ours where the test called us: our frames say nothing of it."""
-    links = [link for link in _links(excinfo.tb) if PACKAGE not in Path(link.tb_frame.f_code.co_filename).parents]
+    links = [link for link in _links(excinfo.tb) if PACKAGE not in _file(link).parents]
+    while links and _is_stdlib(_file(links[-1])):  # like a thread pool that called us for the test
+        links.pop()
     if not links or not isinstance(excinfo.value, RdmaError):
         yield
         return
@@ -66,6 +71,14 @@ def ending_in_the_test(excinfo: pytest.ExceptionInfo[BaseException]) -> Iterator
         yield
     finally:
         links[-1].tb_next = ours
+
+
+def _file(link: TracebackType) -> Path:
+    return Path(link.tb_frame.f_code.co_filename)
+
+
+def _is_stdlib(file: Path) -> bool:
+    return STDLIB in file.parents and INSTALLED.isdisjoint(file.parts)
 
 
 def _links(link: TracebackType | None) -> Iterator[TracebackType]:

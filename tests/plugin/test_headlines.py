@@ -82,6 +82,7 @@ def test_the_traceback_of_an_error_of_ours_ends_in_the_test(pytester: pytest.Pyt
     )
     pytester.makepyfile(
         """
+        from concurrent.futures import ThreadPoolExecutor
         from pytest_rdma.config import RdmaConfig
 
         class Odd:
@@ -91,16 +92,25 @@ def test_the_traceback_of_an_error_of_ours_ends_in_the_test(pytester: pytest.Pyt
         def test_ours():
             RdmaConfig().with_(mtu=9000)
 
+        def test_ours_in_a_pool():
+            with ThreadPoolExecutor() as pool:
+                pool.submit(RdmaConfig().with_, mtu=9000).result()
+
         def test_a_mistake_in_ours():
             RdmaConfig().with_(mtu=Odd())
         """
     )
     result = pytester.runpytest(*options)
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(failed=3)
     shown = result.stdout.str()
     ours, mistake = shown.split("_ test_a_mistake_in_ours _")
-    assert "RdmaUsageError: mtu in rdma_config" in ours
-    assert "config.py" not in ours
+    ours, pooled = ours.split("_ test_ours_in_a_pool _")
+    for one in (ours, pooled):
+        assert "RdmaUsageError: mtu in rdma_config" in one
+        assert "config.py" not in one
+    assert "pool.submit(" in pooled
+    assert "thread.py" not in pooled
+    assert "_base.py" not in pooled
     assert "config.py" in mistake, "an error of another kind may be ours to mend"
 
 
