@@ -41,7 +41,7 @@ class Round:
     """The test that is watched, and where its hosts stood at the last look.
 
     `spawned` are the agents beside a host's own that were there before the test, `trouble` says of a host why what
-    was there before is not known.
+    was there before is not known: of it only the kernel log is judged.
     """
 
     session: RdmaSession
@@ -50,7 +50,7 @@ class Round:
     unread: dict[str, dict[str, str]] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
     spawned: list[Host] = field(default_factory=list)
-    trouble: dict[str, str] = field(default_factory=dict)
+    trouble: dict[Host, str] = field(default_factory=dict)
 
 
 ROUND = pytest.StashKey[Round]()
@@ -81,7 +81,7 @@ def positions(session: RdmaSession) -> list[tuple[int, ...]]:
 
 
 def ask(session: RdmaSession, places: list[Place], op: str, **options: Any) -> list[Any]:
-    """Run an op of ours on each host at once; None for a host that is lost, which others report."""
+    """Run an op of ours on each host at once; None for a lost host that a test has spawned, and may kill."""
     calls: list[Call | Unmeasured | None] = []
     for host, end in places:
         args: list[Any] = []
@@ -90,14 +90,14 @@ def ask(session: RdmaSession, places: list[Place], op: str, **options: Any) -> l
             args = [asdict(watch(session, host, end, options)), options["test"] if marks else ""]
         try:
             calls.append(host.submit(op, *args, timeout_s=LOOK_S))
-        except HostLostError:
-            calls.append(None)
         except Exception as error:  # nothing that keeps us from looking is the test's failure
-            calls.append(_unmeasured(error))
+            calls.append(_unmeasured(host, error, session))
     return [_result(host, call, session) for (host, _), call in zip(places, calls)]
 
 
-def _unmeasured(error: Exception) -> Unmeasured:
+def _unmeasured(host: Host, error: Exception, session: RdmaSession) -> Unmeasured | None:
+    if isinstance(error, HostLostError) and host not in session.hosts():
+        return None
     return Unmeasured(" ".join(f"{type(error).__name__}: {error}".split()))
 
 
@@ -107,9 +107,7 @@ def _result(host: Host, call: Call | Unmeasured | None, session: RdmaSession) ->
     try:
         return call.result()
     except Exception as error:  # as above
-        if isinstance(error, HostLostError) and host not in session.hosts():
-            return None  # one that a test has spawned is its own to kill
-        return _unmeasured(error)
+        return _unmeasured(host, error, session)
 
 
 def watch(session: RdmaSession, host: Host, end: RailEnd, options: dict[str, Any]) -> Watch:
@@ -144,8 +142,8 @@ def _unread(places: list[Place], answers: list[Any]) -> dict[str, dict[str, str]
     }
 
 
-def _trouble(places: list[Place], answers: list[Any]) -> dict[str, str]:
-    return {host.name: told.why for (host, _), told in zip(places, answers) if isinstance(told, Unmeasured)}
+def _trouble(places: list[Place], answers: list[Any]) -> dict[Host, str]:
+    return {host: told.why for (host, _), told in zip(places, answers) if isinstance(told, Unmeasured)}
 
 
 def _words(unread: dict[str, dict[str, str]]) -> list[str]:
@@ -210,30 +208,43 @@ def end(item: pytest.Item, nextitem: pytest.Item | None) -> list[str]:
     """Return in words what the test did that fails it, and begin the next one."""
     session = item.stash[running.USED]
     failed = running.has_failed(item)
-    limits = {} if failed else limits_of(item, session)
+    limits = {} if failed or plugin.is_worker(item.config) else limits_of(item, session)
     following = nextitem.nodeid if isinstance(nextitem, pytest.Function) and running.needs_hosts(nextitem) else ""
     places = ends(session)
     answers = ask(session, places, "gates.end", test=following, failed=failed, count=bool(limits))
+    living = spawned(ends(session))  # asking has told which are lost
     last = item.config.stash[ROUND]
     trouble = {**_trouble(places, answers), **last.trouble}
     problems: list[str] = []
     for (host, place), told in zip(places, answers):
-        if host in spawned(places) and host not in last.spawned:
+        if host in living and host not in last.spawned:
             problems.append(f"left behind on {host.name}: agent {host.info.pid}, spawned in this test and not closed")
-        elif isinstance(told, dict) and host.name not in trouble:
-            look = Look(**told)
-            problems += [f"left behind on {host.name}: {text}" for text in look.leaks]
-            if host in session.hosts():  # what it has spawned has the same kernel
-                problems += [f"the kernel log of {host.name} says: {text}" for text in look.harm]
-                problems += exceeded(limits, look.counted, called(host, place))
+        elif isinstance(told, dict):
+            own = host in session.hosts()
+            problems += judged(host, place, told, limits, trouble=trouble, own=own)
     known = all(isinstance(told, dict) for told in answers)
     last.test, last.positions = following if known else "", positions(session)
     last.spawned, last.trouble = spawned(places), {}
     if trouble and not failed:  # what a test that failed has broken is not for us to tell
-        said = [f"{name}: {why}" for name, why in trouble.items()]
+        said = [f"{host.name}: {why}" for host, why in trouble.items()]
         item.user_properties += [(PROPERTY, text) for text in said]
         problems += [f"not measured on {text} {STRICT}" for text in said if session.config.strict.value]
     return list(dict.fromkeys(problems))
+
+
+def judged(
+    host: Host, end: RailEnd, told: dict[str, Any], limits: dict[str, int], *, trouble: dict[Host, str], own: bool
+) -> list[str]:
+    """Return in words what one host's look brought; what it has spawned has the same kernel and the same device."""
+    look = Look(**told)
+    problems: list[str] = []
+    if host not in trouble:
+        problems += [f"left behind on {host.name}: {text}" for text in look.leaks]
+    if own:
+        problems += [f"the kernel log of {host.name} says: {text}" for text in look.harm]
+    if own and host not in trouble:
+        problems += exceeded(limits, look.counted, called(host, end))
+    return problems
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -274,7 +285,7 @@ def _ask_between(last: Round, op: str) -> None:
     new = [(host, end) for host, end in places if host in spawned(places) and host not in last.spawned]
     if op == "gates.adopt" and new:
         last.spawned += spawned([*places[:2], *new])
-        ask(last.session, new, "gates.begin", test="")
+        last.trouble.update(_trouble(new, ask(last.session, new, "gates.begin", test="")))
     last.trouble.update(_trouble(places, ask(last.session, places, op)))
     last.positions = positions(last.session)
 

@@ -50,7 +50,9 @@ __all__ = [
 PACKAGE = Path(__file__).parent
 
 _lock = threading.Lock()
+_loading = threading.Lock()
 _loaded: Native | None = None
+_refused: RdmaEnvironmentError | None = None
 
 
 def library_bytes(machine: str | None = None) -> bytes | None:
@@ -97,7 +99,7 @@ def load_bytes(data: bytes) -> Native:
     """Load the helper from memory; where the kernel forbids to run such memory, from a file that is gone at once."""
     try:
         return _load_from_memory(data)
-    except OSError as refused:
+    except (OSError, AttributeError) as refused:  # or this Python was built with an old libc
         with tempfile.NamedTemporaryFile(prefix="pytest-rdma-", suffix=".so") as file:
             file.write(data)
             file.flush()
@@ -138,10 +140,20 @@ def _load_or_compile(data: bytes) -> Native:
 
 
 def load() -> Native:
-    """Return the helper of this process, loading it the first time."""
+    """Return the helper of this process, loading it the first time; what kept it from that is said again at once."""
+    global _refused
     if _loaded is not None:
         return _loaded
-    return install(library_bytes())
+    with _loading:  # the two hosts of a process are opened at once
+        if _loaded is not None:
+            return _loaded
+        if _refused is not None:
+            raise _refused
+        try:
+            return install(library_bytes())
+        except RdmaEnvironmentError as error:
+            _refused = error
+            raise
 
 
 def qp_pointer(qp: Any, *, pd: Any = None, context: Any = None) -> int:

@@ -144,6 +144,23 @@ def test_installing_one_that_does_not_load_compiles_it_here(built: bytes) -> Non
 
 
 @pytest.mark.usefixtures("no_compiler")
+def test_what_keeps_it_from_loading_is_found_out_once_and_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[None] = []
+    monkeypatch.setattr(native, "_loaded", None)
+    monkeypatch.setattr(native, "_refused", None)
+    monkeypatch.setattr(native, "library_bytes", lambda: tried.append(None))
+    for _ in range(2):
+        with pytest.raises(RdmaEnvironmentError, match="cannot build the native helper"):
+            native.load()
+    assert len(tried) == 1
+
+
+def test_a_python_without_memfd_create_loads_it_too(built: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    assert native.load_bytes(built).abi.version == 1
+
+
+@pytest.mark.usefixtures("no_compiler")
 def test_one_that_neither_loads_nor_compiles_says_both() -> None:
     with pytest.raises(
         RdmaEnvironmentError, match=r"cannot load the native helper: .*; cannot build the native helper"

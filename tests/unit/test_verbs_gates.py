@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_rdma import gates
+from pytest_rdma.errors import HostLostError
 from pytest_rdma.host import LocalHost
+from pytest_rdma.leftovers import Process
 from pytest_rdma.verbs_gates import Watch, since_test_began
 
 WATCH = Watch("rxe0", 1, ours=True, settle_s=0.05)
@@ -76,3 +78,39 @@ def test_what_keeps_a_host_from_looking_is_an_answer_and_no_error(host: LocalHos
     answer = gates._result(host, host.submit("gates.end", {"no": "watch"}, ""), session)
     assert isinstance(answer, gates.Unmeasured)
     assert answer.why.startswith("TypeError: ")
+
+
+def test_what_cannot_be_known_of_one_host_hides_nothing_of_its_kernel_log_nor_of_its_namesake() -> None:
+    own, other = LocalHost("host1"), LocalHost("host1")
+    place: Any = SimpleNamespace(device=SimpleNamespace(name="rxe0"), port=SimpleNamespace(number=1))
+    places: Any = [(own, place), (other, place)]
+    look = {"leaks": ["a QP"], "harm": ["Oops"], "counted": {}}
+    known = gates._trouble(places, [gates.Unmeasured("EMFILE"), None])
+    assert known == {own: "EMFILE"}
+    assert gates.judged(own, place, look, {}, trouble=known, own=True) == ["the kernel log of host1 says: Oops"]
+    assert gates.judged(other, place, look, {}, trouble=known, own=False) == ["left behind on host1: a QP"]
+
+
+def test_a_lost_host_is_not_measured_and_one_that_a_test_has_spawned_is_its_own_to_kill(host: LocalHost) -> None:
+    session: Any = SimpleNamespace(hosts=lambda: (host,))
+    lost = HostLostError("host1 was lost")
+    assert gates._unmeasured(host, lost, session) == gates.Unmeasured("HostLostError: host1 was lost")
+    assert gates._unmeasured(LocalHost("host1 (spawned)"), lost, session) is None
+
+
+def test_what_librdmacm_kept_before_a_test_excuses_nothing_in_it(
+    host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uverbs0").touch()
+    monkeypatch.setattr("pytest_rdma.leftovers.VERBS_FILE", str(tmp_path / "uverbs"))
+    monkeypatch.setattr("pytest_rdma.leftovers._device_of", lambda file: "rxe0")
+    monkeypatch.setattr(Process, "rdma_cm_noticed", False)
+    begin(host)
+    librdmacms = os.open(tmp_path / "uverbs0", os.O_RDONLY)
+    begin(host)
+    leaked = os.open(tmp_path / "uverbs0", os.O_RDONLY)
+    try:
+        assert end(host)["leaks"] == [f"descriptor {leaked} ({tmp_path}/uverbs0)"]
+    finally:
+        os.close(librdmacms)
+        os.close(leaked)
