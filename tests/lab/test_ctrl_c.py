@@ -22,6 +22,7 @@ LOOP, WAIT = "test_sends_both_ways", "test_wait"
 OUTSIDE = (LOOP, "test_poll", "test_cm_connect")
 MORE_OUTSIDE = ("test_large_writes", "test_ping_pong_by_write", "test_program")
 STOP_S, GONE_S = 0.1, 2.0
+STOP_ON_ONE_CPU_S = 0.25  # loops that never rest share it with pytest and with the driver
 GUEST_FOLDER = "/root/interrupted"
 LOOK = r"""
 rdma -j resource show qp | grep -o '"type":"RC"' | wc -l
@@ -31,13 +32,13 @@ flock -n /run/lock/pytest-rdma-rxe0.lock true || echo locked
 """
 
 
-def check(found: dict[str, Any], lab: Lab, on_guest: Callable[..., str]) -> None:
+def check(found: dict[str, Any], lab: Lab, on_guest: Callable[..., str], stop_s: float = STOP_S) -> None:
     """Compare the times with their limits, and look at once at what is left on both hosts."""
     left = [on_guest(LOOK.format(pids=" ".join(map(str, found.get("pids", [])))), host=host) for host in lab.hosts]
     assert found["code"] == pytest.ExitCode.INTERRUPTED, found["output"]
     assert found["users"] == [0, 0]
     stopped_s = found["ended"] - found["began"]
-    limit_s = (STOP_S + found["round_trip_s"]) * lab.timeout_scale
+    limit_s = (stop_s + found["round_trip_s"]) * lab.timeout_scale
     times = f"stopped after {stopped_s:.3f} s, pytest ended after {found['took_s']:.3f} s"
     print(times, f"(a round trip takes {found['round_trip_s'] * 1e3:.1f} ms, the scale is {lab.timeout_scale:g})")
     assert stopped_s <= limit_s, times
@@ -73,4 +74,4 @@ def test_with_one_end_in_the_process_of_pytest(
     options = f"-p pytest_rdma.plugin --rdma-device rxe0 --peer host2 --rdma-timeout-scale={lab.timeout_scale:g}"
     command = f"python3 -m pytest -p no:cacheprovider --rootdir=. {options} '{CASES.name}::{case}'"
     text = on_guest(f"cd {GUEST_FOLDER} && PYTHONPATH=/root/tree python3 {DRIVER.name} {command}")
-    check(json.loads(text), lab, on_guest)
+    check(json.loads(text), lab, on_guest, STOP_ON_ONE_CPU_S)
