@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from pytest_rdma.deadline import Deadline
@@ -16,14 +17,15 @@ from pytest_rdma.host import LocalHost, op
 
 ECHO_REQUEST = {4: 8, 6: 128}
 ECHO_REPLY = {4: 0, 6: 129}
-ECHOES = 3
+ECHOES = 8
 
 
 @op("evidence.ping")
 def op_ping(host: LocalHost, deadline: Deadline, address: str, netdev: str) -> float:
-    """Return the shortest round trip in seconds of three echoes to an address, one after the other, out of a netdev.
+    """Return the shortest round trip in seconds of some echoes to an address, one after the other, out of a netdev.
 
-    A busy host answers late now and then, a path that delays does always. Fewer echoes count where the time is up.
+    A busy host answers late now and then, a path that delays does always. Where an echo gets no answer in its share of
+    the time the next one goes out: a lossy path answers one of them, and a late answer counts for its own echo.
     DeadlineError when no answer comes, VerbsError when none can be sent: it takes a privileged process.
     """
     target = ipaddress.ip_address(address)
@@ -31,11 +33,7 @@ def op_ping(host: LocalHost, deadline: Deadline, address: str, netdev: str) -> f
     try:
         with _socket(target.version, netdev) as raw:
             scope = (0, socket.if_nametoindex(netdev)) if target.version == 6 else ()
-            took = [
-                found
-                for sequence in range(ECHOES)
-                if (found := _round_trip(raw, (address, 0, *scope), identity, sequence, deadline)) is not None
-            ]
+            took = list(_round_trips(raw, (address, 0, *scope), identity, deadline))
     except OSError as error:
         number = error.errno or 0
         raise VerbsError(f"cannot ping {address} from {host.name}: {errno_text(number)}", errno=number) from error
@@ -44,20 +42,22 @@ def op_ping(host: LocalHost, deadline: Deadline, address: str, netdev: str) -> f
     raise DeadlineError(f"no answer to a ping of {address} from {host.name} within {deadline.timeout_s:g} s")
 
 
-def _round_trip(
-    raw: socket.socket, target: tuple[Any, ...], identity: int, sequence: int, deadline: Deadline
-) -> float | None:
+def _round_trips(raw: socket.socket, target: tuple[Any, ...], identity: int, deadline: Deadline) -> Iterator[float]:
     version = 4 if raw.family == socket.AF_INET else 6
-    if sequence and deadline.passed:
-        return None
-    started = time.monotonic()
-    raw.sendto(_echo(version, identity, sequence), target)
     poller = select.poll()  # select(2) takes no descriptor above 1023
     poller.register(raw, select.POLLIN)
-    while poller.poll(deadline.remaining_s * 1e3):
-        if _answers(raw.recv(2048), version, identity, sequence):
-            return time.monotonic() - started
-    return None
+    sent: dict[int, float] = {}
+    for sequence in range(ECHOES):
+        now = time.monotonic()
+        until = now + deadline.remaining_s / (ECHOES - sequence)
+        sent[sequence] = now
+        raw.sendto(_echo(version, identity, sequence), target)
+        while sent and poller.poll(max(0.0, until - time.monotonic()) * 1e3):
+            packet = raw.recv(2048)
+            answered = [number for number in sent if _answers(packet, version, identity, number)]
+            if answered:
+                yield time.monotonic() - sent.pop(answered[0])
+                break
 
 
 def _socket(version: int, netdev: str) -> socket.socket:

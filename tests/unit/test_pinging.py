@@ -46,6 +46,39 @@ def test_this_machine_answers_itself() -> None:
     assert 0 < op_ping(LocalHost(), Deadline(2.0), "127.0.0.1", "lo") < 2.0
 
 
+def test_where_echoes_are_lost_a_later_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A datagram socket stands for the raw one: of eight echoes the sixth comes through."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    monkeypatch.setattr("pytest_rdma.pinging._socket", lambda version, netdev: Raw(ours, theirs, answered=5))
+    with theirs:
+        assert 0 <= op_ping(LocalHost(), Deadline(1.0), "fd99::77", "lo") < 0.2
+
+
+class Raw:
+    """A raw IPv6 socket whose peer answers the echo of one number."""
+
+    family = socket.AF_INET6
+
+    def __init__(self, ours: socket.socket, theirs: socket.socket, answered: int) -> None:
+        self._ours, self._theirs, self._answered = ours, theirs, answered
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def sendto(self, packet: bytes, target: object) -> None:
+        if packet[7] == self._answered:
+            self._theirs.send(b"\x81" + packet[1:])
+
+    def recv(self, length: int) -> bytes:
+        return self._ours.recv(length)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._ours.close()
+
+
 @needs_root
 def test_an_address_that_nobody_has_ends_within_the_deadline() -> None:
     with pytest.raises((DeadlineError, VerbsError), match=r"ping (of )?192\.0\.2\.1"):

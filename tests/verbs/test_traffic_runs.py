@@ -27,7 +27,8 @@ from pytest_rdma import (
 )
 from pytest_rdma.errors import HostLostError, RdmaUsageError, StoppedError
 
-TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR)
+RECEIVER_SAYS = (WCStatus.LOC_LEN_ERR, WCStatus.LOC_QP_OP_ERR)  # the latter on rxe
+TOO_LONG = (*RECEIVER_SAYS, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR)
 WRITE, READ, SEND = Opcode.RDMA_WRITE, Opcode.RDMA_READ, Opcode.SEND
 
 

@@ -52,10 +52,10 @@ def broken() -> Iterator[Break]:
 
 @pytest.fixture
 def quick(rdma_pairs: Callable[..., Pair]) -> Callable[..., Pair]:
-    """Factory of pairs whose local end gives up within a tenth of a second, times what is forged besides."""
+    """Factory of pairs whose local end gives up within a fifth of a second, times what is forged besides."""
 
     def make(local: dict[str, object] | None = None, peer: dict[str, object] | None = None, **caps: object) -> Pair:
-        forged = {"ack_timeout": 11, "retry_count": 3, "rnr_retry": 1, **(local or {})}
+        forged = {"ack_timeout": 13, "retry_count": 3, "rnr_retry": 1, **(local or {})}
         return rdma_pairs(overrides={"local": forged, "peer": {"min_rnr_timer": 1, **(peer or {})}}, **caps)
 
     return make
