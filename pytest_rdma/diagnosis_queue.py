@@ -214,6 +214,16 @@ def _peer_sent(view: View) -> Causes:
     if qp is None or view.active.qp is None or qp.sends.outstanding_count or qp.closed or view.active.qp.shared_recvs:
         return
     sent, came = qp.sends.completed, view.active.qp.recvs.completed
+    if sent > came and view.transport != "RC":
+        yield Cause(
+            "datagram-lost",
+            f"{end.label} waits on one more receive: {other.label} has sent {sent} over {view.transport}, and {came} "
+            "arrived",
+            "such a message is dropped without a word where no receive is posted, or one too short (UD takes 40 bytes "
+            "more for the GRH), or when the path loses it: post receives first, or take RC",
+            False,
+        )
+        return
     if qp.sends.posted == 0:
         text = f"{end.label} waits on a receive, and {other.label} has posted no send"
     elif sent <= came:

@@ -151,10 +151,17 @@ class View:
 
     @property
     def unanswered(self) -> bool:
-        """Whether a request got no answer: retries ran out, or they go on while the wait is over."""
+        """Whether a request got no answer: retries ran out, or they go on while the wait is over.
+
+        UC and UD give none: there a request that is outstanding awaits nothing but its own device.
+        """
         if self.status is not None:
             return self.status == WCStatus.RETRY_EXC_ERR
-        return self.waits and self.sends_outstanding > 0
+        return self.waits and self.sends_outstanding > 0 and self.transport == "RC"
+
+    @property
+    def transport(self) -> str:
+        return self.active.qp.caps.transport if self.active.qp else "RC"
 
     @property
     def stalled(self) -> bool:
