@@ -168,7 +168,7 @@ def port_down(view: View) -> Causes:
                 "bring its link up: `rdma link`, `ip link`, the cable, the switch port",
                 True,
             )
-        elif end.has_event("PORT_ERR"):
+        elif end.port is not None and end.has_event("PORT_ERR", element=f"port {end.port.number}"):
             yield Cause(
                 "port-down",
                 f"port {end.place} went down in between (PORT_ERR), and is ACTIVE again",
@@ -222,6 +222,9 @@ def gid_rows(view: View) -> Causes:
             True,
         )
         return  # its own rows are not those in use
+    if _on_infiniband(view):
+        yield from _lid(view)
+        return
     rows = view.active.row, view.passive.row
     if rows[0] is None or rows[1] is None:
         return
@@ -232,11 +235,29 @@ def gid_rows(view: View) -> Causes:
     if differ:
         yield Cause("gid-types-differ", f"GID {shown}: {differ}", _take_rows(), True)
         return
+    if active.sends.most_bytes_completed:
+        return  # they led there
     distance, reason = gids.reach(rows[0], rows[1], view.one_host)
     refused = any(word in view.evidence.error for word in ("ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH"))
     if distance == gids.UNREACHABLE or (refused and view.status is None and "RTR" in view.evidence.error):
         why = reason if distance == gids.UNREACHABLE else "the address of the peer was not resolved"
         yield Cause("gid-unroutable", f"GID {shown}: {why}", f"{_take_rows()}, or see that they ping", refused)
+
+
+def _on_infiniband(view: View) -> bool:
+    return view.active.port is not None and view.active.port.link_layer == "InfiniBand"
+
+
+def _lid(view: View) -> Causes:
+    """A port may answer to more LIDs than the one that it tells (LMC)."""
+    dlid, port = view.active.attribute("dlid"), view.passive.port
+    if dlid and port is not None and port.lid and dlid != port.lid:
+        yield Cause(
+            "wrong-destination-lid",
+            f"{view.active.label} sends to LID {dlid}, and {view.passive.place} has LID {port.lid}",
+            "connect it with the LID that the peer tells now; the subnet manager may have given another since",
+            False,
+        )
 
 
 def _told_gid(view: View) -> str:
@@ -443,10 +464,12 @@ def no_answer(view: View) -> Causes:
     """Retries ran out, and nothing that is known says why."""
     if view.status != WCStatus.RETRY_EXC_ERR:
         return
+    look = "the hosts ping between the addresses of the GID rows, that UDP port 4791 passes"
+    if _on_infiniband(view):
+        look = "ibping and ibtracert reach the peer's LID, that the pkeys match"
     yield Cause(
         "no-answer",
         f"{failed_as(view)}: nobody acknowledged it within {view.retry_text}",
-        f"see that the hosts ping between the addresses of the GID rows, that UDP port 4791 passes, and what "
-        f"{view.passive.name} counts and logs",
+        f"see that {look}, and what {view.passive.name} counts and logs",
         False,
     )

@@ -97,9 +97,10 @@ class End:
         """How much counters of the device grew, summed up."""
         return sum(self.host.counters.get(name, 0) for name in names)
 
-    def has_event(self, *types: str) -> str:
-        """The first asynchronous event of these types in words, "" when there was none."""
-        found = (event for event in self.host.async_events if event.type in types)
+    def has_event(self, *types: str, element: str = "") -> str:
+        """The first asynchronous event of these types in words, "" when there was none; of that element only."""
+        events = (event for event in self.host.async_events if event.type in types)
+        found = (event for event in events if element in ("", event.element))
         return next((f"{event.type} of {event.element}" for event in found), "")
 
 

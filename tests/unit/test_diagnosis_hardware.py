@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from evidence_builders import (
+    GID,
+    device,
+    evidence,
+    failed,
+    failure,
+    host,
     ledger,
+    port,
     qp,
     receive,
+    record,
     send,
     waiting,
 )
 
 from pytest_rdma.diagnosis import Cause, diagnose
 from pytest_rdma.evidence import Evidence
-from pytest_rdma.model import EndpointCaps, Opcode
+from pytest_rdma.model import AsyncEvent, EndpointCaps, GidRow, Opcode
 from pytest_rdma.status import WCStatus
 
 S = WCStatus
@@ -48,3 +59,51 @@ def test_a_datagram_that_was_sent_and_did_not_arrive_is_counted() -> None:
     assert "QP 0x12 on host2 has sent 3 over UD, and 2 arrived" in cause.headline
     assert "40 bytes more" in cause.next_step
     assert names(diagnose(datagrams(2, 2))) == ["peer-sent-nothing"]
+
+
+# -- link layers
+
+
+def infiniband(dlid: int = 7, **far: Any) -> Evidence:
+    """An unanswered Send between two InfiniBand ports, which reach each other by LID; their GIDs have no netdev."""
+    ends = []
+    for name, lid, gid in (("host1", 3, "fe80::1"), ("host2", 7, "fe80::2")):
+        rows = (GidRow(0, gid, "IB", None),)
+        there = {"link_layer": "InfiniBand", "lid": lid, "gids": rows}
+        info = device(port(name, **{**there, **(far if name == "host2" else {})}), "mlx5_core")
+        told = replace(record(name), gid="::", gid_index=0, link_layer="InfiniBand", lid=lid)
+        first = failure(S.RETRY_EXC_ERR, send(SEND)) if name == "host1" else None
+        one = qp(name, own=told, peer=None, failure=first, attributes={"dlid": dlid} if name == "host1" else {})
+        ends.append(host(name, one, device=info))
+    return evidence(*ends)
+
+
+def test_an_infiniband_fabric_routes_by_lid() -> None:
+    (cause,) = diagnose(infiniband())
+    assert cause.name == "no-answer"
+    assert "4791" not in cause.next_step
+    assert "ibping" in cause.next_step
+
+
+def test_a_lid_that_is_not_the_peers_is_told() -> None:
+    (cause,) = diagnose(infiniband(dlid=9))
+    assert (cause.name, cause.certain) == ("wrong-destination-lid", False)
+    assert "QP 0x11 on host1 sends to LID 9, and rxe0/1 on host2 has LID 7" in cause.headline
+    assert names(diagnose(infiniband(dlid=0))) == ["no-answer"]
+
+
+def test_the_event_of_another_port_is_none_of_this_one() -> None:
+    def of(element: str) -> list[str]:
+        local = qp("host1", failure=failure(S.RETRY_EXC_ERR, send(SEND)))
+        return names(diagnose(evidence(host("host1", local, async_events=(AsyncEvent("PORT_ERR", element),)))))
+
+    assert of("port 1") == ["port-down"]
+    assert of("port 2") == ["no-answer"]
+
+
+def test_rows_that_carried_messages_are_not_without_a_way() -> None:
+    far = host("host2", device=device(port("host2", gids=(GidRow(1, GID["host2"], "RoCE v2", "eth1", 31),))))
+    never = failed(S.RETRY_EXC_ERR, send(SEND), far)
+    assert names(diagnose(never)) == ["gid-unroutable"]
+    carried = failed(S.RETRY_EXC_ERR, send(SEND), far, sends=ledger(posted=2, completed=1, most_bytes_completed=64))
+    assert names(diagnose(carried)) == ["no-answer"]
