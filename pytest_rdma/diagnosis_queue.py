@@ -34,6 +34,7 @@ TAKES_NO_RECEIVE = {
     WCOpcode.FETCH_ADD: "ATOMIC_FETCH_AND_ADD",
 }
 FULL = re.compile(r"(\d+) (?:sends|receives) are in flight .* do not fit|(\d+) of \d+ in flight")
+SHARED = re.compile(r"to the SRQ of (\d+) on (\S+)")
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR, WCStatus.LOC_QP_OP_ERR)
 
 
@@ -54,7 +55,7 @@ def not_ready(view: View) -> Causes:
 def no_receive(view: View) -> Causes:
     """The peer has no receive for what is under way, or had none for a while."""
     lacks = view.status is None and view.unanswered and _takes_receive(view) and _empty(view.passive)
-    lacks = lacks and (view.stalled or _never_posted(view.passive))
+    lacks = lacks and (view.stalled or _never_posted(view.passive)) and not _surely_received(view)
     if lacks or _said_so(view):
         yield Cause("no-receive-posted", _unready(view), _post_before(view), False)
         yield from _asked_forever(view)
@@ -86,6 +87,12 @@ def _asked_forever(view: View) -> Causes:
 
 def _empty(end: End) -> bool:
     return end.qp is not None and not end.qp.shared_recvs and end.qp.recvs.outstanding_count == 0
+
+
+def _surely_received(view: View) -> bool:
+    """Whether the peer has received more than all that was completed before the oldest request that is outstanding."""
+    active, passive = view.active.qp, view.passive.qp
+    return active is not None and passive is not None and passive.recvs.completed > active.sends.completed
 
 
 def _never_posted(end: End) -> bool:
@@ -165,7 +172,7 @@ def own_queue(view: View) -> Causes:
     # a number may be used again, and be that of a receive
     silent -= {one.wr_id for one in (*qp.sends.outstanding, *qp.recvs.outstanding) if one.signaled}
     named = [wr_id for wr_id in qp.awaited_wr_ids if wr_id in silent]
-    if named or (qp.awaits and qp.sends.none_signaled and not qp.recvs.outstanding_count):
+    if named or (qp.awaits and qp.sends.none_signaled and not qp.may_receive):
         count = counted(qp.sends.outstanding_count, "send")
         which = f"wr_id {named[0]:#x}" if named else f"none of the {count} in flight"
         yield Cause(
@@ -287,20 +294,31 @@ def _two_hosts(view: View) -> list[End]:
 def queue_full(view: View) -> Causes:
     """A post was refused, by us or by the driver, because its queue is full."""
     evidence, qp = view.evidence, view.active.qp
-    if evidence.error_type not in ("PostError", "RefusedError") or qp is None:
+    refused = evidence.error_type == "RefusedError"
+    if not (refused or evidence.error_type == "PostError") or qp is None:
         return
-    full = FULL.search(evidence.error)
+    full, shared = FULL.search(evidence.error), SHARED.search(evidence.error)
     if not full and "ENOMEM" not in evidence.error:
+        return
+    if shared:
+        yield Cause(
+            "receive-queue-full",
+            f"the shared receive queue of {shared[1]} on {shared[2]} is full",
+            "post no more than messages have taken, or ask for more depth",
+            False,
+        )
         return
     kind = "receive" if re.search(r"cannot post receive|receives are in flight", evidence.error) else "send"
     queue, depth = (qp.recvs, qp.caps.recv_depth) if kind == "receive" else (qp.sends, qp.caps.send_depth)
     in_flight = int(full[1] or full[2]) if full else queue.outstanding_count
+    if in_flight < depth and not refused:  # drivers say ENOMEM of too many SGEs and too much inline, too
+        return
     text = f"the {kind} queue of {view.active.label} is full: {in_flight} of {depth} outstanding"
     step = "poll completions before more is posted, or ask for more depth"
     if kind == "send" and (queue.none_signaled or "none of those in flight is signaled" in evidence.error):
         text += ", and none is signaled"
         step = "signal at least one request in each queue length: a completion alone frees slots"
-    yield Cause(f"{kind}-queue-full", text, step, in_flight >= depth)
+    yield Cause(f"{kind}-queue-full", text, step, True)
 
 
 # -- flushes

@@ -120,13 +120,13 @@ class View:
     def failure(self) -> Failure | None:
         """The failed request of the active end."""
         found = self.active.qp.failure if self.active.qp else None
-        return found if found and not is_receive(found) else None
+        return found if found and not is_receive(self.active.qp, found) else None
 
     @cached_property
     def receive_failure(self) -> Failure | None:
         """The failed receive of the passive end."""
         found = self.passive.qp.failure if self.passive.qp else None
-        return found if found and is_receive(found) else None
+        return found if found and is_receive(self.passive.qp, found) else None
 
     @property
     def status(self) -> int | None:
@@ -181,7 +181,7 @@ class View:
         if qp.awaited_wr_ids:
             receives = {one.wr_id for one in qp.recvs.outstanding} - {one.wr_id for one in qp.sends.outstanding}
             return not receives.issuperset(qp.awaited_wr_ids)
-        return not (qp.recvs.outstanding_count and qp.sends.none_signaled)
+        return not (qp.may_receive and qp.sends.none_signaled)
 
     @property
     def send_certainly_awaited(self) -> bool:
@@ -236,8 +236,11 @@ class View:
         return f"4.096 us x 2^{timeout} x ({retries}+1) = {end}"
 
 
-def is_receive(failure: Failure) -> bool:
-    return failure.request is not None and failure.request.opcode == RECV
+def is_receive(qp: QPEvidence | None, failure: Failure) -> bool:
+    """Whether a receive failed; those of a shared queue are in no ledger, and sends are."""
+    if failure.request is None:
+        return qp is not None and qp.shared_recvs
+    return failure.request.opcode == RECV
 
 
 def seconds(value: float | None) -> str:
@@ -308,8 +311,8 @@ def _view(evidence: Evidence, local: QPEvidence | None, peer: QPEvidence | None)
 
 def _active(evidence: Evidence, ends: tuple[End, End]) -> int:
     """Which end is active: whose request failed first, else the peer of a failed receive, else whose call failed."""
-    failures = [(index, end.qp.failure) for index, end in enumerate(ends) if end.qp and end.qp.failure]
-    requests = [(failure.ago_s, index) for index, failure in failures if failure and not is_receive(failure)]
+    failures = [(index, end.qp, end.qp.failure) for index, end in enumerate(ends) if end.qp and end.qp.failure]
+    requests = [(failure.ago_s, index) for index, qp, failure in failures if not is_receive(qp, failure)]
     if requests:
         return max(requests)[1]
     if failures:

@@ -114,6 +114,11 @@ class QPEvidence:
     first_flush: Failure | None = None
     awaited_wr_ids: tuple[int, ...] = ()
 
+    @property
+    def may_receive(self) -> bool:
+        """Whether a message may complete a receive; how many a shared queue holds only its device knows."""
+        return self.shared_recvs or self.recvs.outstanding_count > 0
+
 
 @plain_data
 @dataclass(frozen=True)

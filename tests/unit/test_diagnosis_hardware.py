@@ -24,7 +24,7 @@ from evidence_builders import (
 
 from pytest_rdma.diagnosis import Cause, diagnose
 from pytest_rdma.evidence import Evidence
-from pytest_rdma.model import AsyncEvent, EndpointCaps, GidRow, Opcode
+from pytest_rdma.model import AsyncEvent, EndpointCaps, GidRow, Opcode, QPState
 from pytest_rdma.status import WCStatus
 
 S = WCStatus
@@ -107,3 +107,44 @@ def test_rows_that_carried_messages_are_not_without_a_way() -> None:
     assert names(diagnose(never)) == ["gid-unroutable"]
     carried = failed(S.RETRY_EXC_ERR, send(SEND), far, sends=ledger(posted=2, completed=1, most_bytes_completed=64))
     assert names(diagnose(carried)) == ["no-answer"]
+
+
+# -- shared receive queues
+
+
+def test_a_failed_receive_of_a_shared_queue_is_no_request_of_its_qp() -> None:
+    """Receives of an SRQ are in no ledger."""
+    taken = failure(S.LOC_LEN_ERR, None, ago_s=0.6)
+    far = host("host2", qp("host2", failure=taken, shared_recvs=True, state=QPState.ERR))
+    (cause,) = diagnose(failed(S.REM_INV_REQ_ERR, send(SEND, 65), far))
+    assert cause.name == "receive-too-short"
+    assert cause.headline == "a receive of QP 0x12 on host2 is shorter than the message that came for it"
+
+
+def test_who_waits_for_a_shared_receive_does_not_wait_for_an_unsignaled_send() -> None:
+    sends = ledger(send(SEND, signaled=False))
+    far = qp("host2", recvs=ledger(posted=1, completed=1))
+    assert diagnose(waiting(qp("host1", sends=sends, shared_recvs=True, awaits="1 completion"), far)) == []
+    assert "unsignaled-awaited" in names(diagnose(waiting(qp("host1", sends=sends, awaits="1 completion"), far)))
+
+
+def test_a_full_shared_queue_is_not_that_of_a_qp() -> None:
+    text = "cannot post receive 0x41 to the SRQ of 64 on host1 rxe0: ENOMEM (12): Cannot allocate memory"
+    (cause,) = diagnose(evidence(error_type="PostError", error=text))
+    assert (cause.name, cause.certain) == ("receive-queue-full", False)
+    assert cause.headline == "the shared receive queue of 64 on host1 is full"
+
+
+@pytest.mark.parametrize("words", ["4 SGEs of 2, SEND, 64 bytes", "1 SGEs of 1, SEND, 600 bytes inline of 400"])
+def test_what_a_driver_has_no_room_for_is_not_always_a_queue(words: str) -> None:
+    """mlx5 says ENOMEM to a request of too many SGEs, or with too much inline."""
+    text = f"cannot post send wr_id 0x1 on host1 mlx5_0/1: ENOMEM (12): x; QP 0x11 is RTS, 0 of 128 in flight, {words}"
+    assert diagnose(evidence(error_type="PostError", error=text)) == []
+
+
+def test_a_message_that_took_its_receive_does_not_lack_one() -> None:
+    """An unsignaled Send stays in the ledger until a later request completes."""
+    sends = ledger(send(SEND, signaled=False), send(wr_id=2))
+    waits = qp("host1", sends=sends, awaited_wr_ids=(2,))
+    assert names(diagnose(waiting(waits, qp("host2", recvs=ledger(posted=1, completed=0))))) == ["no-receive-posted"]
+    assert diagnose(waiting(waits, qp("host2", recvs=ledger(posted=1, completed=1)))) == []
