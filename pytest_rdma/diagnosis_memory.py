@@ -215,14 +215,15 @@ def _qp_access(view: View, request: SendWR) -> Causes:
         return
     caps = passive.qp.caps
     asked = passive.attribute("qp_access_flags")
-    allowed = Access(asked) if asked is not None else caps.access if caps.qp_access is None else caps.qp_access
+    granted = caps.access if caps.qp_access is None else caps.qp_access
+    allowed = granted if asked is None else Access(asked)
     lacking = NEEDS[request.opcode] & ~allowed
     if lacking:
         yield Cause(
             "qp-access-missing",
             f"{failed_as(view)}: {passive.label} lacks {lacking.text} in its qp_access_flags; it has {allowed.text}",
             f"move it to INIT with {(allowed | lacking).text}, whatever its regions allow",
-            True,
+            asked != 0 or passive.is_rxe or bool(lacking & ~granted),  # another driver may not tell them
         )
 
 

@@ -32,7 +32,7 @@ def peer_qp(view: View) -> Causes:
     if not view.unanswered or view.passive.host.lost:
         return
     passive, qp = view.passive, view.passive.qp
-    dest = view.active.attribute("dest_qp_num")
+    dest = view.active.attribute("dest_qp_num") or None  # a driver that does not tell it leaves a zero
     if dest is None and view.active.qp is not None and view.active.qp.peer is not None:
         dest = view.active.qp.peer.qp_num
     if qp is None:
@@ -49,7 +49,7 @@ def peer_qp(view: View) -> Causes:
     elif qp.state is not None and qp.failure is None:
         yield from _in_state(view, qp.state)
         back = passive.attribute("dest_qp_num")
-        if back is not None and view.active.qp is not None and back != view.active.qp.qp_num:
+        if back and view.active.qp is not None and back != view.active.qp.qp_num:
             yield _misdirected(passive, view.active, back)
 
 
@@ -135,7 +135,7 @@ def packet_numbers(view: View) -> Causes:
             False,
         )
     sent, awaited = active.attributes.get("sq_psn"), passive.attributes.get("rq_psn")
-    if isinstance(sent, int) and isinstance(awaited, int):
+    if sent and awaited:
         apart = min((sent - awaited) % PSN_END, (awaited - sent) % PSN_END)
         if apart > PSN_FAR:
             yield Cause(

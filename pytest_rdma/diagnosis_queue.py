@@ -249,7 +249,7 @@ def read_rd_atomic(view: View) -> Causes:
     if allowed is None and view.passive.qp is not None and view.passive.qp.connected is not None:
         allowed = view.passive.qp.connected.rd_atomic
     refused = view.status == WCStatus.REM_INV_REQ_ERR
-    if (view.waits or view.status is not None) and most == 0 and not refused:
+    if (view.waits or view.status == WCStatus.LOC_QP_OP_ERR) and most == 0:
         text = f"{view.what} is never issued: {view.active.label} has max_rd_atomic 0"
     elif refused and allowed == 0:
         text = (

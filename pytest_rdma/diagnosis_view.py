@@ -15,6 +15,7 @@ from pytest_rdma.status import WCStatus, name_of
 RECV = "RECV"
 EVENT = "a completion event"
 ACK_UNIT_US = 4.096
+UNTOLD = (0, 128)  # the latter are the bytes of MTU code 0
 FOREVER = 7  # of rnr_retry everywhere, of retry_cnt on rxe
 # of min_rnr_timer, in ms: InfiniBand specification 1.4, volume 1, table 46
 RNR_MS = (
@@ -85,12 +86,17 @@ class End:
         return used if isinstance(used, int) else self.qp.own.gid_index if self.qp else None
 
     def attribute(self, name: str, connected: str = "") -> int | None:
-        """A QP attribute as ibv_query_qp told it, else as the QP was connected (there under `connected`)."""
+        """A QP attribute as ibv_query_qp told it, else as the QP was connected (there under `connected`).
+
+        Drivers leave at zero what they do not tell (irdma the time-out): a zero is believed of rxe, which tells all,
+        and where the QP was not connected with another number.
+        """
         if self.qp is None:
             return None
         value: Any = self.qp.attributes.get(name)
-        if value is None and self.qp.connected is not None:
-            value = getattr(self.qp.connected, connected or name, None)
+        if value is None or (value in UNTOLD and not self.is_rxe):
+            known = getattr(self.qp.connected, connected or name, None)
+            value = value if known is None else known
         return value if isinstance(value, int) else None
 
     def counted(self, *names: str) -> int:

@@ -148,3 +148,49 @@ def test_a_message_that_took_its_receive_does_not_lack_one() -> None:
     waits = qp("host1", sends=sends, awaited_wr_ids=(2,))
     assert names(diagnose(waiting(waits, qp("host2", recvs=ledger(posted=1, completed=0))))) == ["no-receive-posted"]
     assert diagnose(waiting(waits, qp("host2", recvs=ledger(posted=1, completed=1)))) == []
+
+
+# -- what a driver does not tell
+
+
+UNTOLD = {"timeout": 0, "min_rnr_timer": 0, "dest_qp_num": 0, "path_mtu": 128, "sq_psn": 0, "rq_psn": 0,
+          "qp_access_flags": 0, "max_rd_atomic": 0, "retry_cnt": 0}  # fmt: skip
+"""As irdma, erdma and others leave it: a zero in ibv_query_qp(3) for what they do not keep; 128 is MTU code 0."""
+
+
+def other(provider: str, found: Evidence) -> Evidence:
+    ends = (replace(one, device=device(port(one.name), provider)) for one in (found.local, found.peer))
+    local, far = ends
+    return replace(found, local=local, peer=far)
+
+
+def test_a_zero_that_contradicts_how_a_pair_was_connected_is_not_believed() -> None:
+    far = host("host2", qp("host2", attributes=UNTOLD, recvs=ledger(receive())))
+    (cause,) = diagnose(other("irdma", failed(S.RETRY_EXC_ERR, send(SEND), far, attributes=UNTOLD)))
+    assert cause.name == "no-answer"
+    assert "4.096 us x 2^14 x (6+1)" in cause.headline
+    waits = qp("host1", attributes=UNTOLD, sends=ledger(send(Opcode.RDMA_READ, ago_s=9.0)), awaited_wr_ids=(1,))
+    assert diagnose(other("irdma", waiting(waits, qp("host2", attributes=UNTOLD)))) == []
+    unready = failed(S.RNR_RETRY_EXC_ERR, send(SEND), host("host2", qp("host2", attributes=UNTOLD)), attributes=UNTOLD)
+    assert "rnr_retry 6 x 0.64 ms" in diagnose(other("irdma", unready))[0].headline
+
+
+def test_one_driver_that_tells_no_packet_numbers_does_not_disagree_with_another() -> None:
+    far = host("host2", qp("host2", attributes={"rq_psn": 0, "sq_psn": 0}))
+    assert names(diagnose(failed(S.RETRY_EXC_ERR, send(SEND), far, attributes={"sq_psn": 0x701000}))) == ["no-answer"]
+
+
+def test_access_that_a_driver_may_not_tell_is_only_likely_to_lack() -> None:
+    far = host("host2", qp("host2", attributes={"qp_access_flags": 0}))
+    refused = failed(S.REM_INV_REQ_ERR, send(Opcode.RDMA_WRITE), far)
+    (cause,) = diagnose(refused)  # rxe tells them: somebody took them from the QP
+    assert (cause.name, cause.certain) == ("qp-access-missing", True)
+    (cause,) = diagnose(other("irdma", refused))
+    assert (cause.name, cause.certain) == ("qp-access-missing", False)
+
+
+def test_a_read_that_was_answered_was_issued() -> None:
+    found = failed(
+        S.REM_ACCESS_ERR, send(Opcode.RDMA_READ, rkey=0x777), attributes={"max_rd_atomic": 0}, connected=None
+    )
+    assert names(diagnose(found)) == ["rkey-unknown"]
