@@ -44,18 +44,22 @@ RULES: tuple[Rule, ...] = (
     diagnosis_queue.awaits_nothing,
     diagnosis_queue.data_read_early,
 )
+FLUSH = "qp-in-error"
+"""What is said first only where no other pair has a status."""
 LAST: tuple[Rule, ...] = (diagnosis_path.no_answer, diagnosis_hosts.status_alone)
 """What is said only where no rule knows better."""
 
 
 def diagnose(evidence: Evidence) -> list[Cause]:
     """Return the causes that fit, best first; [] where nothing is wrong that the evidence shows."""
+    flushes: list[Cause] = []
     for view in views(evidence):
         causes = _distinct(cause for rule in RULES for cause in rule(view))
         causes = causes or _distinct(cause for rule in LAST for cause in rule(view))[:1]
-        if causes:
-            return causes
-    return []
+        if causes and causes[0].name != FLUSH:
+            return [*causes, *flushes]
+        flushes = flushes or causes
+    return flushes
 
 
 def _distinct(causes: Iterable[Cause]) -> list[Cause]:

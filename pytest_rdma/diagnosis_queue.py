@@ -6,6 +6,7 @@ InfiniBand specification 1.4, volume 1: 9.7.5.2.8 (receiver not ready), 10.8.3 (
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from pytest_rdma.diagnosis_memory import bad_sges
 from pytest_rdma.diagnosis_view import (
@@ -20,6 +21,7 @@ from pytest_rdma.diagnosis_view import (
     View,
     counted,
     failed_as,
+    is_receive,
     seconds,
     size,
 )
@@ -329,7 +331,12 @@ def flushed(view: View) -> Causes:
     ends = [end for end in view.ends if end.qp and end.qp.failure is None and _in_error(end.qp)]
     if view.failure or view.receive_failure or not ends:
         return
-    causes = [cause for end in ends if end.qp and end.qp.first_flush for cause in bad_sges(end, end.qp.first_flush)]
+    causes = [
+        replace(cause, certain=cause.certain and end.is_rxe)  # others have a status for it
+        for end in ends
+        if end.qp and end.qp.first_flush and not is_receive(end.qp, end.qp.first_flush)
+        for cause in bad_sges(end, end.qp.first_flush)
+    ]
     yield from causes
     if causes:
         return

@@ -316,11 +316,18 @@ def _view(evidence: Evidence, local: QPEvidence | None, peer: QPEvidence | None)
 
 
 def _active(evidence: Evidence, ends: tuple[End, End]) -> int:
-    """Which end is active: whose request failed first, else the peer of a failed receive, else whose call failed."""
+    """Which end is active: whose request failed first, else the peer of a failed receive, else whose call failed.
+
+    An end that was refused answers no more, so that silence comes after a refusal, whichever was polled for first.
+    """
     failures = [(index, end.qp, end.qp.failure) for index, end in enumerate(ends) if end.qp and end.qp.failure]
-    requests = [(failure.ago_s, index) for index, qp, failure in failures if not is_receive(qp, failure)]
+    requests = [
+        (failure.completion.status != WCStatus.RETRY_EXC_ERR, failure.ago_s, index)
+        for index, qp, failure in failures
+        if not is_receive(qp, failure)
+    ]
     if requests:
-        return max(requests)[1]
+        return max(requests)[2]
     if failures:
         return 1 - failures[0][0]
     return 1 if evidence.failed_side == "peer" else 0

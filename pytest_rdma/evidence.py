@@ -85,8 +85,8 @@ class QPEvidence:
 
     `peer` and `connected` are what it was connected with, None when it never was since the last reset; `own` is what it
     tells a peer. `failure` is the first completion that was neither a success nor a flush; `flushed` counts those with
-    WR_FLUSH_ERR, and `first_flush` is the first of them: rxe flushes what fails by its own memory, and so all that is
-    known of the cause is the request. `recent` holds the last completions, oldest first.
+    WR_FLUSH_ERR, and `first_flush` is the first of them, of a send where there is one: rxe flushes what fails by its
+    own memory, and so all that is known of the cause is the request. `recent` holds the last completions, oldest first.
     `awaits` is what a call that is still running, or the last that ran out of time, waited for; `awaited_wr_ids` are
     the requests that it named.
     """

@@ -94,6 +94,10 @@ class Queue:
         return found
 
 
+def _is_send(one: Outstanding | None) -> bool:
+    return one is not None and isinstance(one.request, SendWR)
+
+
 class Progress(NamedTuple):
     """How far a loop is with one of the queues of a QP: its own counts, and its requests that are in flight."""
 
@@ -118,7 +122,8 @@ class Loop:
 class Ledger:
     """Both queues of a QP and what came of them.
 
-    `failed` is the first completion that was neither a success nor a flush, `first_flush` the first flush.
+    `failed` is the first completion that was neither a success nor a flush, `first_flush` the first flush: of a send,
+    where there is one, as a receive that is flushed tells nothing.
     `awaited` is what a call that is still running waits for, or the last that ran out of time: wr_ids, a number of
     completions, or words.
     """
@@ -154,7 +159,8 @@ class Ledger:
         self.recent.append(one)
         if one.status == WR_FLUSH_ERR:
             self.flushed += 1
-            self.first_flush = self.first_flush or Failed(one, now_ns, of)
+            if self.first_flush is None or (_is_send(of) and not _is_send(self.first_flush.of)):
+                self.first_flush = Failed(one, now_ns, of)
         elif one.status and self.failed is None:
             self.failed = Failed(one, now_ns, of)
 

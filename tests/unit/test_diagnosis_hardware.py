@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 from evidence_builders import (
+    ADDR,
     GID,
+    KEY,
+    completion,
     device,
     evidence,
     failed,
@@ -24,7 +27,8 @@ from evidence_builders import (
 
 from pytest_rdma.diagnosis import Cause, diagnose
 from pytest_rdma.evidence import Evidence
-from pytest_rdma.model import AsyncEvent, EndpointCaps, GidRow, Opcode, QPState
+from pytest_rdma.ledger import Ledger
+from pytest_rdma.model import AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge
 from pytest_rdma.status import WCStatus
 
 S = WCStatus
@@ -194,3 +198,50 @@ def test_a_read_that_was_answered_was_issued() -> None:
         S.REM_ACCESS_ERR, send(Opcode.RDMA_READ, rkey=0x777), attributes={"max_rd_atomic": 0}, connected=None
     )
     assert names(diagnose(found)) == ["rkey-unknown"]
+
+
+# -- more than one failure
+
+
+def test_a_refusal_comes_before_the_silence_that_it_causes() -> None:
+    """Whoever polls late learns late: a request that is refused moves its QP to ERR, which then answers nobody."""
+    silence = failure(S.RETRY_EXC_ERR, send(SEND), ago_s=2.0)
+    refusal = failure(S.REM_ACCESS_ERR, send(rkey=0), ago_s=0.0)
+    local = host("host1", qp("host1", failure=silence, state=QPState.ERR))
+    (cause,) = diagnose(evidence(local, host("host2", qp("host2", failure=refusal, state=QPState.ERR))))
+    assert cause.name == "rkey-zero"
+    assert "QP 0x12 on host2 failed with REM_ACCESS_ERR" in cause.headline
+
+
+def test_a_flush_of_one_pair_is_not_told_before_the_status_of_another() -> None:
+    flushed = qp("host1", flushed=4, state=QPState.ERR, first_flush=failure(S.WR_FLUSH_ERR, send(SEND)))
+    refused = qp("host1", qp_num=0x21, failure=failure(S.REM_ACCESS_ERR, send(rkey=0)), state=QPState.ERR)
+    assert names(diagnose(evidence(host("host1", flushed, refused)))) == ["rkey-zero", "qp-in-error"]
+
+
+def test_the_flush_of_a_send_tells_more_than_that_of_a_receive() -> None:
+    """rxe flushes both queues of a QP whose send failed by its own memory; a receive that is flushed met nothing."""
+    book = Ledger()
+    bad = SendWR(SEND, (Sge(ADDR["host1"], 64, 0x99),), 7)
+    book.recvs.post([RecvWR((Sge(ADDR["host1"], 64, KEY["host1"]),), 3)], True)
+    book.sends.post([bad], True)
+    book.complete(replace(completion(S.WR_FLUSH_ERR), wr_id=3), 1)
+    book.complete(replace(completion(S.WR_FLUSH_ERR), wr_id=7), 2)
+    assert book.first_flush is not None
+    assert book.first_flush.of is not None
+    assert book.first_flush.of.request is bad
+    assert book.flushed == 2
+
+
+def test_a_receive_that_was_flushed_is_not_to_blame_for_its_memory() -> None:
+    first = failure(S.WR_FLUSH_ERR, receive(lkey=0x99))
+    (cause,) = diagnose(evidence(host("host1", qp("host1", flushed=1, first_flush=first, state=QPState.ERR))))
+    assert cause.name == "qp-in-error"
+
+
+def test_a_flush_proves_nothing_where_bad_memory_has_a_status() -> None:
+    first = failure(S.WR_FLUSH_ERR, send(SEND, sges=(Sge(ADDR["host1"] - 1, 64, KEY["host1"]),)))
+    found = evidence(host("host1", qp("host1", flushed=1, first_flush=first, state=QPState.ERR)))
+    assert [(one.name, one.certain) for one in diagnose(found)] == [("own-address-out-of-range", True)]
+    (cause,) = diagnose(other("mlx5_core", found))
+    assert (cause.name, cause.certain) == ("own-address-out-of-range", False)
