@@ -6,7 +6,7 @@ InfiniBand specification 1.4, volume 1: 10.6.3 (keys and access), 9.7.4.1.6 (che
 from __future__ import annotations
 
 from pytest_rdma.diagnosis_view import ATOMICS, READING, RECV, Cause, Causes, End, View, failed_as, size
-from pytest_rdma.evidence import Failure, Posted, Region
+from pytest_rdma.evidence import Failure, Posted, Region, closed_after
 from pytest_rdma.model import Access, Opcode, RecvWR, SendWR, Sge
 from pytest_rdma.status import WCStatus
 
@@ -55,7 +55,7 @@ def peer_memory(view: View) -> Causes:
             f"{failed_as(view)}: rkey {request.rkey:#x} is of a region of {_region(region)} that "
             f"{view.passive.name} has deregistered",
             f"{TELL_AGAIN}, and keep it registered until the last request that uses it has completed",
-            True,
+            not closed_after(region.closed_ago_s, view.failure),
         )
 
 
@@ -246,13 +246,13 @@ def bad_sges(end: End, failure: Failure) -> Causes:
     if isinstance(posted.request, SendWR) and posted.request.inline:
         return
     for sge in posted.request.sges:
-        cause = _bad_sge(end, posted, sge)
+        cause = _bad_sge(end, failure, posted, sge)
         if cause is not None:
             yield cause
             return
 
 
-def _bad_sge(end: End, posted: Posted, sge: Sge) -> Cause | None:
+def _bad_sge(end: End, failure: Failure, posted: Posted, sge: Sge) -> Cause | None:
     regions = [region for region in end.host.regions if region.lkey == sge.lkey and not region.window]
     what = f"{posted.opcode} of {end.label} names lkey {sge.lkey:#x}"
     if sge.length == 0 or end.qp is None:
@@ -262,7 +262,7 @@ def _bad_sge(end: End, posted: Posted, sge: Sge) -> Cause | None:
         return Cause("own-lkey-unknown", f"{what}, which is of no region of {end.name}", _swap_hint(end, sge), known)
     region = min(regions, key=lambda one: one.closed)
     cause = _bad_use(end, posted, sge, region, what)
-    if cause is None and region.closed:  # it may also have been closed after the failure, if that has another reason
+    if cause is None and region.closed and not closed_after(region.closed_ago_s, failure):
         return Cause(
             "own-mr-closed",
             f"{what}, of a region of {_region(region)} that was deregistered before the request was done",

@@ -11,7 +11,7 @@ import re
 from pytest_rdma import gids
 from pytest_rdma.counters import NAMES
 from pytest_rdma.diagnosis_view import FOREVER, Cause, Causes, End, View, counted, failed_as, seconds, size
-from pytest_rdma.evidence import QPEvidence
+from pytest_rdma.evidence import QPEvidence, closed_after
 from pytest_rdma.model import QPState
 from pytest_rdma.status import WCStatus
 
@@ -40,11 +40,14 @@ def peer_qp(view: View) -> Causes:
     elif dest is not None and dest != qp.qp_num:
         yield _misdirected(view.active, passive, dest)
     elif qp.closed:
+        later = closed_after(qp.closed_ago_s, view.failure)
+        if later and view.active.qp is not None and view.active.qp.closed:
+            return  # both were closed in the end
         yield Cause(
             "peer-qp-gone",
             f"{failed_as(view)}: {passive.label} was destroyed",
             "keep the peer's endpoint until all that is sent to it has completed",
-            True,
+            not later,
         )
     elif qp.state is not None and qp.failure is None:
         yield from _in_state(view, qp.state)

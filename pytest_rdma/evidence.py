@@ -78,6 +78,11 @@ class Failure:
     request: Posted | None
 
 
+def closed_after(closed_ago_s: float | None, failure: Failure | None) -> bool:
+    """Whether something is known to have been closed after a failure was seen, as a test that fails does in the end."""
+    return failure is not None and closed_ago_s is not None and closed_ago_s < failure.ago_s
+
+
 @plain_data
 @dataclass(frozen=True)
 class QPEvidence:
@@ -110,6 +115,7 @@ class QPEvidence:
     awaits: str
     shared_recvs: bool = False
     closed: bool = False
+    closed_ago_s: float | None = None
     error: str = ""
     first_flush: Failure | None = None
     awaited_wr_ids: tuple[int, ...] = ()
@@ -133,6 +139,7 @@ class Region:
     pd: int
     closed: bool
     window: bool = False
+    closed_ago_s: float | None = None
 
 
 @plain_data

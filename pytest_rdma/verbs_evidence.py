@@ -48,9 +48,9 @@ def op_collect(
         device=info,
         port=port,
         gid_index=gid_index,
-        qps=tuple(_qp(entry, reading, closed) for entry, closed in _entries(host, "qp", QPEntry, began)),
+        qps=tuple(_qp(entry, reading, closed_ns) for entry, closed_ns in _entries(host, "qp", QPEntry, began)),
         regions=_regions(host, began, reading),
-        async_events=_since(host, AsyncEvent, began),
+        async_events=tuple(event for event, _ in _since(host, AsyncEvent, began)),
         counters=counters,
         kernel_log=log,
         unread=reading.unread,
@@ -118,38 +118,38 @@ def _read_events(host: LocalHost, entry: QPEntry) -> None:
         pass
 
 
-def _since(host: LocalHost, kind: type[T], began: int) -> tuple[T, ...]:
-    """Return what the host's devices remember of a kind since the test began."""
-    devices = list(host.contexts.values())
-    return tuple(one for device in devices for at, one in list(device.past) if at >= began and isinstance(one, kind))
+def _since(host: LocalHost, kind: type[T], began: int) -> list[tuple[T, int]]:
+    """Return what the host's devices remember of a kind since the test began, and when each was."""
+    past = [one for device in list(host.contexts.values()) for one in list(device.past)]
+    return [(one, at) for at, one in past if at >= began and isinstance(one, kind)]
 
 
-def _entries(host: LocalHost, kind: str, entry: type[T], began: int) -> list[tuple[T, bool]]:
-    """Return the entries of a kind, each with whether it was closed during the test."""
-    return [*((one, False) for one in host.entries(kind)), *((one, True) for one in _since(host, entry, began))]
+def _entries(host: LocalHost, kind: str, entry: type[T], began: int) -> list[tuple[T, int]]:
+    """Return the entries of a kind, each with when it was closed during the test, 0 when it was not."""
+    return [*((one, 0) for one in host.entries(kind)), *_since(host, entry, began)]
 
 
 # -- QPs
 
 
-def _qp(entry: QPEntry, reading: Reading, closed: bool) -> QPEvidence:
+def _qp(entry: QPEntry, reading: Reading, closed_ns: int) -> QPEvidence:
     attributes: dict[str, Any] = {}
-    if not closed:
+    if not closed_ns:
         attributes = reading.bounded(entry.label, partial(query, entry)) or {}
     error = reading.unread.get(entry.label, "") if not attributes else ""
     locked = entry.lock.acquire(timeout=0.2)
     if not locked:
         error += f"{'; ' if error else ''}a post to it has not returned"
     try:
-        return _qp_evidence(entry, attributes, closed, error)
+        return _qp_evidence(entry, attributes, closed_ns, error)
     finally:
         if locked:
             entry.lock.release()
 
 
-def _qp_evidence(entry: QPEntry, attributes: dict[str, Any], closed: bool, error: str) -> QPEvidence:
+def _qp_evidence(entry: QPEntry, attributes: dict[str, Any], closed_ns: int, error: str) -> QPEvidence:
     book, front = entry.ledger, entry.front
-    if not closed:
+    if not closed_ns:
         book.look_at_loop()
     now = time.monotonic_ns()
     return QPEvidence(
@@ -171,7 +171,8 @@ def _qp_evidence(entry: QPEntry, attributes: dict[str, Any], closed: bool, error
         recent=tuple(book.recent),
         awaits=_awaits(book),
         shared_recvs=entry.srq is not None,
-        closed=closed,
+        closed=bool(closed_ns),
+        closed_ago_s=_ago(closed_ns, now) if closed_ns else None,
         error=error,
         first_flush=_failure(book.first_flush, now),
         awaited_wr_ids=book.awaited if isinstance(book.awaited, tuple) else (),
@@ -253,11 +254,14 @@ def query(entry: QPEntry) -> dict[str, Any]:
 
 
 def _regions(host: LocalHost, began: int, reading: Reading) -> tuple[Region, ...]:
-    entries = _entries(host, "mr", MREntry, began)
+    entries, now = _entries(host, "mr", MREntry, began), time.monotonic_ns()
     found = [
-        Region(one.addr, one.length, one.lkey, one.rkey, one.access, one.pd.front.handle, closed)
-        for one, closed in entries[-REGIONS_SHOWN:]
-    ]
+        Region(
+            one.addr, one.length, one.lkey, one.rkey, one.access, one.pd.front.handle, bool(closed_ns),
+            closed_ago_s=_ago(closed_ns, now) if closed_ns else None,
+        )
+        for one, closed_ns in entries[-REGIONS_SHOWN:]
+    ]  # fmt: skip
     for window in host.entries("mw"):
         memory = window.memory
         if memory is not None:

@@ -21,6 +21,7 @@ from evidence_builders import (
     qp,
     receive,
     record,
+    region,
     send,
     waiting,
 )
@@ -245,3 +246,36 @@ def test_a_flush_proves_nothing_where_bad_memory_has_a_status() -> None:
     assert [(one.name, one.certain) for one in diagnose(found)] == [("own-address-out-of-range", True)]
     (cause,) = diagnose(other("mlx5_core", found))
     assert (cause.name, cause.certain) == ("own-address-out-of-range", False)
+
+
+# -- what was closed after the failure, as by a `finally:`
+
+
+def test_memory_that_was_closed_after_the_failure_is_not_why_it_failed() -> None:
+    def own(closed_ago_s: float) -> list[str]:
+        gone = region("host1", closed=True, closed_ago_s=closed_ago_s)
+        local = qp("host1", failure=failure(S.LOC_PROT_ERR, send(SEND), ago_s=0.5))
+        return names(diagnose(evidence(host("host1", local, regions=(gone,)))))
+
+    assert own(0.6) == ["own-mr-closed"]
+    assert own(0.4) == ["status"]
+
+
+def test_a_key_whose_region_was_closed_after_the_failure_is_only_likely_stale() -> None:
+    """The clocks of two hosts may differ by as much as a refusal takes."""
+    for closed_ago_s, certain in ((0.6, True), (0.4, False)):
+        gone = host("host2", regions=(region("host2", closed=True, closed_ago_s=closed_ago_s),))
+        (cause,) = diagnose(failed(S.REM_ACCESS_ERR, send(), gone))
+        assert (cause.name, cause.certain) == ("rkey-stale", certain)
+
+
+def test_a_pair_that_was_closed_after_the_failure_is_not_gone() -> None:
+    def found(own_closed: bool, closed_ago_s: float) -> list[tuple[str, bool]]:
+        far = host("host2", qp("host2", closed=True, state=None, closed_ago_s=closed_ago_s))
+        return [
+            (one.name, one.certain) for one in diagnose(failed(S.RETRY_EXC_ERR, send(SEND), far, closed=own_closed))
+        ]
+
+    assert found(False, 0.6) == found(True, 0.6) == [("peer-qp-gone", True)]
+    assert found(False, 0.4) == [("peer-qp-gone", False)]
+    assert found(True, 0.4) == [("no-answer", False)]
