@@ -34,7 +34,8 @@ def peer_memory(view: View) -> Causes:
     silent = view.passive.host.lost or "everything" in view.passive.host.unread
     if request is None or request.opcode not in NEEDS or silent:
         return
-    if request.rkey == 0:
+    regions = [region for region in view.passive.host.regions if region.rkey == request.rkey]
+    if request.rkey == 0 and not regions:
         yield Cause(
             "rkey-zero",
             f"{failed_as(view)}: it names rkey 0, a key that nobody has filled in",
@@ -42,7 +43,6 @@ def peer_memory(view: View) -> Causes:
             True,
         )
         return
-    regions = [region for region in view.passive.host.regions if region.rkey == request.rkey]
     if not regions:
         yield from _unknown_rkey(view, request)
         return
@@ -100,7 +100,7 @@ def _with_local_write(access: Access) -> Access:
 def _unknown_rkey(view: View, request: SendWR) -> Causes:
     passive, key = view.passive, request.rkey
     live = [region for region in passive.host.regions if not region.closed]
-    known = bool(live) and "regions" not in passive.host.unread
+    known = bool(live) and "regions" not in passive.host.unread and passive.qp is not None
     swapped = next((one for one in live if one.rkey == int.from_bytes(_four(key), "big")), None)
     if swapped is not None:
         yield Cause(
@@ -139,7 +139,7 @@ def _address(view: View, request: SendWR, region: Region) -> Causes:
         return
     for made, low in (("with its upper 32 bits lost", addr), ("swapped and cut to 32 bits", _swapped(addr, 4))):
         restored = _within_32(low, region) if _is_short(addr) else None
-        if restored is not None:
+        if restored not in (None, addr):
             yield Cause(
                 "address-truncated",
                 f"{failed_as(view)}: remote address {addr:#x} is {restored:#x} {made}",

@@ -83,8 +83,9 @@ def _no_such_qp(view: View, dest: int | None) -> Causes:
     yield Cause(
         "peer-qp-gone",
         f"{failed_as(view)}: {passive.name} has no QP {dest:#x}",
-        "keep the peer's endpoint until all that is sent to it has completed, and see that the QP number is right",
-        bool(passive.host.qps),
+        "keep the peer's endpoint until all that is sent to it has completed, and see that the QP number is right; one "
+        "of a program that runs there is not known here",
+        bool(passive.host.qps) and dest in (view.evidence.local_qp, view.evidence.peer_qp),
     )
 
 

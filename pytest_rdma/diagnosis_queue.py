@@ -49,7 +49,16 @@ def not_ready(view: View) -> Causes:
     On rxe waiting for a peer that is not ready uses up the retries of the acknowledgement time-out, too.
     """
     refused = view.status == WCStatus.RNR_RETRY_EXC_ERR
-    if refused or (_said_so(view) and _listens(view.passive) and _empty(view.passive)):
+    if refused and view.request is not None and view.request.opcode not in WITH_RECEIVE:
+        yield Cause(
+            "peer-not-ready",
+            f"{failed_as(view)}: {view.passive.label} was not ready for it, though {view.request.opcode.name} takes no "
+            f"receive{_patience(view)}",
+            "a region with on-demand paging answers so while pages come: touch them first (ibv_advise_mr), or raise "
+            "rnr_retry and min_rnr_timer",
+            True,
+        )
+    elif refused or (_said_so(view) and _listens(view.passive) and _empty(view.passive)):
         yield Cause("no-receive-posted", _unready(view), _post_before(view), refused)
         yield from _asked_forever(view)
 

@@ -49,7 +49,7 @@ def op_collect(
         port=port,
         gid_index=gid_index,
         qps=tuple(_qp(entry, reading, closed_ns) for entry, closed_ns in _entries(host, "qp", QPEntry, began)),
-        regions=_regions(host, began, reading),
+        regions=regions_of(host, began, reading),
         async_events=tuple(event for event, _ in _since(host, AsyncEvent, began)),
         counters=counters,
         kernel_log=log,
@@ -253,7 +253,7 @@ def query(entry: QPEntry) -> dict[str, Any]:
 # -- the rest
 
 
-def _regions(host: LocalHost, began: int, reading: Reading) -> tuple[Region, ...]:
+def regions_of(host: LocalHost, began: int, reading: Reading) -> tuple[Region, ...]:
     entries, now = _entries(host, "mr", MREntry, began), time.monotonic_ns()
     found = [
         Region(
@@ -269,6 +269,8 @@ def _regions(host: LocalHost, began: int, reading: Reading) -> tuple[Region, ...
             found.append(
                 Region(memory.addr, memory.length, 0, memory.rkey, Access(window.access), pd, False, window=True)
             )
+    if host.lent:
+        reading.unread["regions"] = "what was registered with the pyverbs objects that `raw` gave"
     if len(entries) > REGIONS_SHOWN:
         reading.unread["regions"] = f"the oldest {len(entries) - REGIONS_SHOWN} of {len(entries)}"
     return tuple(found)

@@ -446,7 +446,7 @@ def test_a_full_queue_is_counted_as_it_was_when_the_post_was_refused() -> None:
 
 def test_a_peer_that_was_not_ready_and_then_was_gone_is_gone() -> None:
     found = counters({"sent_pkts": 6, "rcvd_pkts": 1, "rcvd_rnr_err": 1}, {"sent_pkts": 1, "rcvd_pkts": 1})
-    gone = replace(found, peer=replace(found.peer, qps=(qp("host2", qp_num=0x99),)), peer_qp=None)
+    gone = replace(found, peer=replace(found.peer, qps=(qp("host2", qp_num=0x99),)))
     assert names(diagnose(gone)) == ["peer-qp-gone"]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from evidence_builders import (
     ADDR,
     GID,
     KEY,
+    LENGTH,
     completion,
     device,
     evidence,
@@ -26,11 +28,14 @@ from evidence_builders import (
     waiting,
 )
 
+from pytest_rdma.deadline import Deadline
 from pytest_rdma.diagnosis import Cause, diagnose
 from pytest_rdma.evidence import Evidence
+from pytest_rdma.host import LocalHost
 from pytest_rdma.ledger import Ledger
-from pytest_rdma.model import AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge
+from pytest_rdma.model import Access, AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge
 from pytest_rdma.status import WCStatus
+from pytest_rdma.verbs_evidence import Reading, regions_of
 
 S = WCStatus
 SEND = Opcode.SEND
@@ -279,3 +284,65 @@ def test_a_pair_that_was_closed_after_the_failure_is_not_gone() -> None:
     assert found(False, 0.6) == found(True, 0.6) == [("peer-qp-gone", True)]
     assert found(False, 0.4) == [("peer-qp-gone", False)]
     assert found(True, 0.4) == [("no-answer", False)]
+
+
+# -- memory that is not in our table
+
+
+def test_regions_are_not_all_known_once_the_objects_of_verbs_were_handed_out() -> None:
+    """A test, or C code of its own, may register what it likes in the PD that `endpoint.raw` gives."""
+    here = LocalHost("host1")
+    entry = SimpleNamespace(raw="pyverbs objects", front=SimpleNamespace(kind="qp"))
+    here._objects[4] = cast(Any, entry)
+    reading = Reading(Deadline(1.0))
+    regions_of(here, 0, reading)
+    assert reading.unread == {}
+    assert here.raw("qp", 4) == "pyverbs objects"
+    regions_of(here, 0, reading)
+    assert list(reading.unread) == ["regions"]
+    bad = failure(S.LOC_PROT_ERR, send(SEND, sges=(Sge(ADDR["host1"], 64, 0x99),)))
+    local = host("host1", qp("host1", failure=bad), unread=reading.unread)
+    (cause,) = diagnose(evidence(local))
+    assert (cause.name, cause.certain) == ("own-lkey-unknown", False)
+
+
+def test_a_qp_of_a_program_on_the_peer_is_none_of_ours() -> None:
+    """What perftest has registered and made there is in another process."""
+    there = replace(record("host2"), qp_num=0x99)
+    refused = failed(S.REM_ACCESS_ERR, send(rkey=0x777), peer=there, attributes={"dest_qp_num": 0x99})
+    (cause,) = diagnose(replace(refused, peer_qp=None))
+    assert (cause.name, cause.certain) == ("rkey-unknown", False)
+    silent = failed(S.RETRY_EXC_ERR, send(SEND), peer=there, attributes={"dest_qp_num": 0x99})
+    (cause,) = diagnose(replace(silent, peer_qp=None))
+    assert (cause.name, cause.certain) == ("peer-qp-gone", False)
+
+
+@pytest.mark.parametrize("second", [Sge(ADDR["host1"] + 64, 8, 0x99), Sge(ADDR["host1"] + LENGTH, 8, KEY["host1"])])
+def test_the_second_piece_may_be_the_bad_one_unless_the_request_is_inline(second: Sge) -> None:
+    pieces = (Sge(ADDR["host1"], 8, KEY["host1"]), Sge(0, 0, 0), second)
+    local = host("host1", qp("host1", failure=failure(S.LOC_PROT_ERR, send(SEND, sges=pieces))))
+    assert names(diagnose(evidence(local)))[0] in ("own-lkey-unknown", "own-address-out-of-range")
+    inline = host("host1", qp("host1", failure=failure(S.LOC_PROT_ERR, send(SEND, sges=pieces, inline=True))))
+    assert names(diagnose(evidence(inline))) == ["status"]
+
+
+def test_a_key_of_zero_may_be_a_good_one() -> None:
+    far = host("host2", regions=(region("host2", rkey=0, access=Access.LOCAL_WRITE),))
+    assert names(diagnose(failed(S.REM_ACCESS_ERR, send(rkey=0), far))) == ["mr-access-missing"]
+    assert names(diagnose(failed(S.REM_ACCESS_ERR, send(rkey=0)))) == ["rkey-zero"]
+
+
+def test_an_address_within_4_gib_has_lost_nothing() -> None:
+    """As of a region that is addressed from zero on, or of a process without address randomization."""
+    low = host("host2", regions=(region("host2", addr=0x10000, length=4096),))
+    (cause,) = diagnose(failed(S.REM_ACCESS_ERR, send(length=64, remote_addr=0x10FF0), low))
+    assert cause.name == "address-out-of-range"
+    assert "end 48 bytes beyond" in cause.headline
+
+
+def test_a_write_takes_no_receive_that_could_lack() -> None:
+    """A responder says RNR NAK while it fetches a page (on-demand paging), too."""
+    (cause,) = diagnose(failed(S.RNR_RETRY_EXC_ERR, send(Opcode.RDMA_WRITE)))
+    assert (cause.name, cause.certain) == ("peer-not-ready", True)
+    assert "RDMA_WRITE takes no receive" in cause.headline
+    assert "rnr_retry 6 x 0.64 ms" in cause.headline
