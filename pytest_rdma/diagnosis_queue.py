@@ -190,7 +190,7 @@ def own_queue(view: View) -> Causes:
             "unsignaled-awaited",
             f"{end.label} waits for a completion that cannot come: {which} {'is un' if named else 'is '}signaled",
             "post it signaled, or wait for a later request of the same queue that is",
-            True,
+            view.certainly_awaited,
         )
     if qp.state in (QPState.RESET, QPState.INIT, QPState.RTR) and qp.sends.outstanding_count:
         yield Cause(
@@ -204,7 +204,9 @@ def own_queue(view: View) -> Causes:
 def awaits_nothing(view: View) -> Causes:
     """Nothing that either end has posted gives a completion where one is awaited."""
     end, other, qp = view.active, view.passive, view.active.qp
-    if not view.waits or qp is None or not qp.awaits or qp.sends.outstanding_count:
+    if not view.waits or qp is None or not qp.awaits:
+        return
+    if qp.sends.outstanding_count and not (qp.sends.none_signaled and qp.may_receive):
         return
     quiet = other.qp is not None and other.qp.sends.outstanding_count == 0
     sent = {one.opcode for one in other.qp.recent if one.status == 0 and not one.opcode & 128} if other.qp else set()
@@ -223,7 +225,7 @@ def awaits_nothing(view: View) -> Causes:
         "no-completion-possible",
         why,
         "post the receive or request that is awaited; to hear of a Write use RDMA_WRITE_WITH_IMM or a Send after it",
-        certain,
+        certain and view.certainly_awaited,
     )
 
 
@@ -248,7 +250,8 @@ def _peer_sent(view: View) -> Causes:
         text = f"{end.label} waits on one more receive, and {other.label} has sent {sent} and has none outstanding"
     else:
         return
-    yield Cause("peer-sent-nothing", text, f"let {other.name} send, or wait for what it did send", True)
+    step = f"let {other.name} send, or wait for what it did send"
+    yield Cause("peer-sent-nothing", text, step, view.certainly_awaited)
 
 
 def read_rd_atomic(view: View) -> Causes:

@@ -190,10 +190,13 @@ class View:
         return not (qp.may_receive and qp.sends.none_signaled)
 
     @property
+    def certainly_awaited(self) -> bool:
+        """Whether the error itself is of the wait that the QP remembers: one that was caught is remembered, too."""
+        return self.active.qp is not None and self.evidence.error_qp == self.active.qp.qp_num
+
+    @property
     def send_certainly_awaited(self) -> bool:
-        """Whether the error itself is of that wait: one that was caught before it is remembered, too."""
-        qp = self.active.qp
-        return self.send_awaited and qp is not None and self.evidence.error_qp == qp.qp_num
+        return self.send_awaited and self.certainly_awaited
 
     @property
     def retried(self) -> bool:

@@ -149,3 +149,34 @@ def test_the_evidence_tells_which_qp_the_error_names(fields: dict[str, Any], nam
     one, two = (SimpleNamespace(name=name, loss="gone", timeout_scale=1, invoke=answer) for name in ("host1", "host2"))
     places: Any = tuple(Place(cast(Any, host), "rxe0", 1, 1) for host in (one, two))
     assert evidence_of(places, [], DeadlineError("no completion", **fields), 1.0).error_qp == named
+
+
+# -- a wait that was caught, and a later error that is about something else
+
+
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [
+        ("unsignaled-awaited", qp("host1", sends=ledger(send(signaled=False)))),
+        ("no-completion-possible", qp("host1")),
+        ("peer-sent-nothing", qp("host1", recvs=ledger(receive()))),
+    ],
+)
+def test_what_an_earlier_wait_was_for_is_not_certainly_why_a_later_error_came(name: str, local: QPEvidence) -> None:
+    found = waiting(local, qp("host2", recvs=ledger(receive())))
+
+    def first(**changes: Any) -> tuple[str, bool]:
+        cause = diagnose(replace(found, **changes))[0]
+        return cause.name, cause.certain
+
+    assert first() == (name, True)
+    assert first(error_qp=None) == first(error_qp=0x99) == first(error_qp=None, error_type="Failed") == (name, False)
+
+
+def test_who_has_unsignaled_sends_waits_on_a_receive() -> None:
+    """A ping whose send is unsignaled waits for the answer alone."""
+    waits = qp("host1", sends=ledger(send(Opcode.SEND, signaled=False)), recvs=ledger(receive()), awaits="1 completion")
+    (cause,) = diagnose(waiting(waits, qp("host2", recvs=ledger(posted=1, completed=1))))
+    assert (cause.name, cause.certain) == ("peer-sent-nothing", True)
+    signaled = replace(waits, sends=ledger(send(Opcode.SEND)))
+    assert "peer-sent-nothing" not in names(diagnose(waiting(signaled, qp("host2", recvs=RECEIVED.recvs))))
