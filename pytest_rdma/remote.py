@@ -356,7 +356,8 @@ class RemoteHost(Host):
 
     def look(self) -> Seen:
         """See over a second channel what the agent does, and end it."""
-        suspect = watchdog.Suspect(self.info.pid, self._marker, self.name, time.monotonic() - self._opened_at)
+        age_s, killed = time.monotonic() - self._opened_at, self._stands is not None
+        suspect = watchdog.Suspect(self.info.pid, self._marker, self.name, age_s, killed)
         return watchdog.look(self._route.shell, suspect, self.timeout_scale)
 
     def spawn(self) -> RemoteHost:

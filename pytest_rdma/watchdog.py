@@ -19,14 +19,19 @@ from pytest_rdma.streams import Stream, read_until
 
 REACH_S = 6.0
 LOOK_S = 10.0
-PATIENCE = 30
-"""How often it is looked whether a signal has ended the process, 0.1 s apart.
+PATIENCE_S = 3
+"""How long it is looked, by the clock of the host, whether a signal has ended the process.
 
 After SIGKILL it is scaled as time-outs are, since what is left then blocks its host.
 """
 
+KILLED_S = 2
+"""The same where SIGKILL has been in vain before: it is whole seconds of the clock that are counted."""
+
 # Only `sleep` is not built into the shell. A whole block, so that it is read before it runs. A signal is sent again and
 # again: one that comes while another is pending goes to another thread, and does not wake the main one from its read.
+# A process lives as long as any thread of it does: where one sleeps in the kernel the main thread may be a zombie,
+# which has no command line.
 SCRIPT = """\
 { exec 2>/dev/null
 p=/proc/@PID
@@ -39,12 +44,19 @@ look() {
         case ${s##*) } in D*) while read -r l; do tell "stack $l"; done <$t/stack;; esac
     done
 }
-lives() { s=; read -r s <$p/stat; case ${s##*) } in ''|Z*|X*) return 1;; esac; }
+lives() {
+    for t in $p/task/*; do
+        s=; read -r s <$t/stat
+        case ${s##*) } in ''|Z*|X*) ;; *) return 0;; esac
+    done
+    return 1
+}
+now() { read -r up rest </proc/uptime; up=${up%.*}; }
 ended_by() {
-    n=0
+    now; end=$((up + $2))
     while lives; do
-        [ $n -ge $2 ] && return 1
-        n=$((n+1)); kill -$1 @PID; sleep 0.1 || sleep 1
+        [ "$up" -lt $end ] || return 1
+        kill -$1 @PID; sleep 0.1 || sleep 1; now
     done
     release; tell "ended SIG$1"
 }
@@ -55,7 +67,10 @@ look task
 s=; read -r s <$p/stat; set -- ${s##*) }; w=; read -r w </proc/$2/wchan; s=; read -r s </proc/$2/stat
 [ -n "$s" ] && tell "carrier ${w:-0} $s"
 held=; case ${s##*) } in T*) held=$2;; esac
-ours=; while read -r l || [ -n "$l" ]; do case $l in *@AGENT*) ours=1;; esac; done <$p/cmdline
+ours=
+for t in $p/task/*; do
+    [ $ours ] || while read -r l || [ -n "$l" ]; do case $l in *@AGENT*) ours=1;; esac; done <$t/cmdline
+done
 [ $ours ] || { tell gone; exit; }
 kill -CONT @PID; kill -USR1 @PID
 ended_by TERM @ASKED || ended_by KILL @PATIENCE || { look left; release; tell stands; }
@@ -90,12 +105,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Suspect:
-    """The agent that is looked for: `marker` is in its command line; its host was up `age_s` ago."""
+    """The agent that is looked for: `marker` is in its command line; its host was up `age_s` ago.
+
+    One that was `killed` before, in vain, is not waited for again.
+    """
 
     pid: int
     marker: str
     host: str
     age_s: float = 0.0
+    killed: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,8 +187,8 @@ def look(open_shell: Callable[[bytes, Deadline], Stream], suspect: Suspect, time
     marks = {"@ONE": one, "@TWO": two, "@AGENT": suspect.marker}
     values = {
         "@PID": str(suspect.pid),
-        "@ASKED": str(PATIENCE),
-        "@PATIENCE": str(math.ceil(PATIENCE * timeout_scale)),
+        "@ASKED": "0" if suspect.killed else str(PATIENCE_S),
+        "@PATIENCE": str(KILLED_S if suspect.killed else math.ceil(PATIENCE_S * timeout_scale)),
         **marks,
     }
     script = SCRIPT

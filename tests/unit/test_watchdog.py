@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from pytest_rdma.watchdog import Suspect, seen
+from pytest_rdma.bootstrap import new_marker
+from pytest_rdma.routes import ChildRoute
+from pytest_rdma.watchdog import Suspect, look, seen
 
 SUSPECT = Suspect(17, "RDMA-x", "host2", age_s=60.0)
 
@@ -66,3 +77,64 @@ def test_all_that_was_seen_is_for_the_report() -> None:
         "[<0>] do_syscall_64+0x5d/0x90",
         "carried by 9 sshd: state S",
     ]
+
+
+HEEDING_NO_SIGUSR1 = """
+import ctypes, signal, threading, time
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+"""
+WITHOUT_MAIN_THREAD = """
+threading.Thread(target=time.sleep, args=(100,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+HEEDING_NO_SIGTERM = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(100)
+"""
+
+
+@contextmanager
+def running(code: str) -> Iterator[Suspect]:
+    marker = "".join(new_marker())
+    command = [sys.executable, "-c", HEEDING_NO_SIGUSR1 + code, marker]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield Suspect(process.pid, marker, "host2")
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def headless() -> Iterator[Suspect]:
+    """A process whose main thread has ended and another one has not, as when SIGKILL met a thread in the kernel."""
+    with running(WITHOUT_MAIN_THREAD) as suspect:
+        yield suspect
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+
+
+@pytest.mark.parametrize(("killed", "end"), [(False, "SIGTERM"), (True, "SIGKILL")])
+def test_a_process_lives_while_any_thread_of_it_does(headless: Suspect, killed: bool, end: str) -> None:
+    """Verify: it is seen, and ended; one that was killed in vain before is not asked again."""
+    deadline = time.monotonic() + 10
+    while state(headless.pid) != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    found = look(ChildRoute().shell, replace(headless, killed=killed), 1.0)
+    assert (found.error, found.end) == ("", end)
+    assert [task.state for task in found.tasks] == ["Z", "S"]
+
+
+def test_it_is_killed_in_time_where_all_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "sleep"
+    slow.write_text(f"#!/bin/sh\nexec {shutil.which('sleep')} 1\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with running(HEEDING_NO_SIGTERM) as suspect:
+        assert look(ChildRoute().shell, suspect, 1.0).end == "SIGKILL"
