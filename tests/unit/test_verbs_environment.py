@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pytest_rdma import device_lock, netlink, verbs_device
+from pytest_rdma import device_lock, netlink, verbs_device, verbs_health
 from pytest_rdma.errors import DeviceBusyError, NoDeviceError, RdmaUsageError
 from pytest_rdma.host import LocalHost
 
@@ -60,6 +61,19 @@ def test_a_device_that_does_not_open_is_explained_by_what_is_missing(sysfs: Path
     uverbs(sysfs, "rxe0", "uverbs77")
     text = verbs_device.explain_open_error("rxe0", 2, "Failed to open device rxe0")
     assert text == "/dev/infiniband/uverbs77 is not here; in a container, pass --device=/dev/infiniband"
+
+
+def test_a_device_is_gone_for_who_has_not_got_it_open_once_its_device_file_is(
+    host: LocalHost, sysfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes that away first, and the rest when nobody has the device open any more."""
+    monkeypatch.setattr(verbs_health, "SYSFS", sysfs / "infiniband")
+    ask = partial(host.invoke, "device.health", "rxe0", 1, None, None)
+    assert ask() == "rxe0 on host1 is gone"
+    (sysfs / "infiniband" / "rxe0").mkdir(parents=True)
+    assert ask() == "rxe0 on host1 is gone"
+    uverbs(sysfs, "rxe0", "uverbs77")
+    assert ask() is None
 
 
 @pytest.mark.parametrize(
