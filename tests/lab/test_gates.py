@@ -132,6 +132,26 @@ def test_an_option_limits_all_tests_and_refuses_unknown_names(tmp_path: Path, en
     assert re.search(r"ERROR: --rdma-counters: host1 rxe0/1 counts no 'rnr_nacks'; it counts retrans", done.stdout)
 
 
+def test_workers_of_xdist_judge_no_counters(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Verify: the marker skips its test, and the option ends the run in one line; without either all is as ever."""
+    pytest.importorskip("xdist")
+    (tmp_path / "test_two.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.rdma_counters(rnr_naks=0)\n"
+        "def test_limited(rdma_pair): raise AssertionError('ran')\n"
+        "def test_plain(rdma_pair): rdma_pair.local.wait(rdma_pair.local.write(length=8))\n"
+    )
+    reason = "counters are the device's, and pytest-xdist runs tests side by side: run with -n0"
+    done = run(tmp_path, environment, "-n2", "-rs", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout
+    assert re.search(rf"^SKIPPED \[1\] \S+: {reason}$", done.stdout, re.MULTILINE), done.stdout
+    assert "1 passed, 1 skipped" in done.stdout
+    done = run(tmp_path, environment, "-n2", "--rdma-counters=rnr_naks=0", "-p", "no:cacheprovider")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    assert [line for line in done.stdout.splitlines() if "counters" in line] == [f"ERROR: --rdma-counters: {reason}"]
+    assert "Traceback" not in done.stdout and "INTERNALERROR" not in done.stdout
+
+
 IN_PROCESS = """
 import pytest
 from pyverbs import cm_enums
