@@ -12,7 +12,7 @@ from green import Break, green_after
 from pytest_rdma import Host, Pair
 
 
-@pytest.mark.fault("process-gone", words="SIGKILL|signal 9|killed", bound_s=10)
+@pytest.mark.fault("process-gone", words="the agent ended: no exit status, as after a signal", bound_s=10)
 def test_agent_killed(rdma_pair: Pair, rdma_peer: Host) -> None:
     rdma_peer.call(on_host.signal_self, int(signal.SIGKILL))
 
@@ -22,7 +22,7 @@ def test_agent_of_the_local_host_killed(rdma_pair: Pair, rdma_local: Host) -> No
     rdma_local.call(on_host.signal_self, int(signal.SIGKILL))
 
 
-@pytest.mark.fault("process-gone", words="SIGSTOP|stopped", bound_s=15)
+@pytest.mark.fault("process-gone", words=r"was stopped \(state T\); SIG(TERM|KILL) ended it", bound_s=15)
 def test_agent_stopped(rdma_pair: Pair, rdma_peer: Host) -> None:
     rdma_peer.call(on_host.signal_self, int(signal.SIGSTOP))
 
