@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -166,6 +167,17 @@ def run_file(way: Way, folder: Path, file: str, names: Sequence[str] = (), limit
     reports = sections(text)
     cases = [_case(one, reports) for one in ElementTree.parse(junit).iter("testcase")]
     return Ran(returncode, text, seconds, {case.name: case for case in cases})
+
+
+def run_and_mend(way: Way, folder: Path, file: str, mend: Callable[[], None], limit_s: float) -> Ran:
+    """Run the tests of a file; when one of them waits for that, `mend` what they have broken."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_file, way, folder, file, limit_s=limit_s)
+        while not running.done() and not (folder / "broken").exists():
+            time.sleep(0.1)
+        mend()
+        (folder / "mended").touch()
+        return running.result()
 
 
 def run_within(limit_s: float, command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:

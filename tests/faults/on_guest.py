@@ -10,8 +10,10 @@ from pathlib import Path
 
 OBJECTS = ("qp", "cq", "mr", "pd")
 NETDEV, DEVICE, MTU = "fabric", "rxe0", 9000
+OTHER_NETDEV = "other9"  # of the device that tests add to it
 TABLE = "pytest_rdma_fault"
 KERNELS = " comm ["  # what the kernel made for itself, anew with each device
+HOLDER = "sleep 1000"  # it has that device open
 LISTENER = "sshd: /usr/sbin/sshd"  # its title counts connections
 
 
@@ -33,12 +35,22 @@ def processes() -> list[tuple[int, str, str]]:
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if folder.name.isdigit() and (words := (folder / "cmdline").read_bytes()):
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if folder.name.isdigit() and (titled := command_line(folder)):
+                words, thread = titled
+                state, parent = (thread / "stat").read_text().rpartition(")")[2].split()[:2]
                 text = words.replace(b"\0", b" ").decode(errors="replace").split("\n")[0]
                 if int(parent) != os.getpid() and not text.startswith(LISTENER):
                     found.append((int(folder.name), state, text[:80]))
     return found
+
+
+def command_line(process: Path) -> tuple[bytes, Path] | None:
+    """Return the command line of a process, and the thread it is of: the first one may have ended before others."""
+    for thread in sorted((process / "task").iterdir(), key=lambda one: int(one.name)):
+        with contextlib.suppress(OSError):
+            if words := (thread / "cmdline").read_bytes():
+                return words, thread
+    return None
 
 
 def lines(*command: str) -> list[str]:
@@ -51,9 +63,10 @@ def has_device() -> bool:
 
 def mend(number: int) -> None:
     """Undo all that a fault may have done to the guest of this number; what is whole stays as it is."""
-    for pid, state, _ in processes():
-        if state == "T":
+    for pid, state, words in processes():
+        if state == "T" or words.startswith(HOLDER):
             os.kill(pid, signal.SIGKILL)
+    lines("ip", "link", "delete", OTHER_NETDEV)
     lines("tc", "qdisc", "del", "dev", NETDEV, "root")
     lines("nft", "delete", "table", "inet", TABLE)
     lines("ip", "link", "set", "dev", NETDEV, "mtu", str(MTU), "up")
