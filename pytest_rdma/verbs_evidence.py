@@ -20,7 +20,7 @@ from pytest_rdma.errors import RdmaError, VerbsError, errno_text
 from pytest_rdma.evidence import LEDGER_SHOWN, Failure, HostEvidence, Posted, QPEvidence, QueueLedger, Region
 from pytest_rdma.host import LocalHost, op
 from pytest_rdma.model import Access, AsyncEvent, DeviceInfo, QPState, RecvWR, SendWR
-from pytest_rdma.verbs_device import mtu_bytes, op_device
+from pytest_rdma.verbs_device import SYSFS, mtu_bytes, op_device
 from pytest_rdma.verbs_memory import MREntry
 from pytest_rdma.verbs_modify import QUERIED, QUERY_MASK
 from pytest_rdma.verbs_post import read_async_event
@@ -40,7 +40,8 @@ def op_collect(
     began = time.monotonic_ns() - int(age_s * 1e9)
     reading = Reading(deadline)
     sweep(host, reading)
-    info = reading.bounded("device", partial(op_device, host, deadline, device))
+    gone = not (SYSFS / device).exists()  # then there is nothing that could not be read
+    info = None if gone else reading.bounded("device", partial(op_device, host, deadline, device))
     counters, log = _watched(host, reading)
     return HostEvidence(
         name=host.name,

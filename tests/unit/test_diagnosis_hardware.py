@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ from pytest_rdma.host import LocalHost
 from pytest_rdma.ledger import Ledger
 from pytest_rdma.model import Access, AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge
 from pytest_rdma.status import WCStatus
-from pytest_rdma.verbs_evidence import Reading, regions_of
+from pytest_rdma.verbs_evidence import Reading, op_collect, regions_of
 
 S = WCStatus
 SEND = Opcode.SEND
@@ -346,3 +347,16 @@ def test_a_write_takes_no_receive_that_could_lack() -> None:
     assert (cause.name, cause.certain) == ("peer-not-ready", True)
     assert "RDMA_WRITE takes no receive" in cause.headline
     assert "rnr_retry 6 x 0.64 ms" in cause.headline
+
+
+# -- a device that is gone
+
+
+def test_a_device_that_the_kernel_has_no_more_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pytest_rdma.verbs_evidence.SYSFS", tmp_path)
+    here = LocalHost("host1")
+    here._info = host("host1").info
+    found = op_collect(here, Deadline(1.0), "mlx5_0", 1, None, 1.0)
+    assert (found.device, "device" in found.unread) == (None, False)
+    (cause,) = diagnose(evidence(found))
+    assert (cause.name, cause.headline) == ("device-gone", "the device of host1 is gone")
