@@ -16,6 +16,8 @@ from pytest_rdma.model import QPState
 from pytest_rdma.status import WCStatus
 
 NO_ROW = re.compile(r"(\S+) on (.+?) has no GID row (\d+); valid rows")
+REPEATED = ("duplicate_request", "dup_req")
+MISSING_ANSWERS = ("implied_nak_seq_err", "missing_resp", "missin_resp")
 PSN_END = 1 << 24
 PSN_FAR = 1 << 16
 PSN_NEAR = 1 << 12
@@ -239,13 +241,17 @@ def gid_rows(view: View) -> Causes:
     if differ:
         yield Cause("gid-types-differ", f"GID {shown}: {differ}", _take_rows(), True)
         return
-    if active.sends.most_bytes_completed:
+    ping_s, ping_error = view.active.host.ping_s, view.active.host.ping_error
+    if active.sends.most_bytes_completed or ping_s is not None:
         return  # they led there
     distance, reason = gids.reach(rows[0], rows[1], view.one_host)
     refused = any(word in view.evidence.error for word in ("ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH"))
     if distance == gids.UNREACHABLE or (refused and view.status is None and "RTR" in view.evidence.error):
         why = reason if distance == gids.UNREACHABLE else "the address of the peer was not resolved"
         yield Cause("gid-unroutable", f"GID {shown}: {why}", f"{_take_rows()}, or see that they ping", refused)
+    elif ping_error and gids.family(rows[0]) == "link-local":
+        why = f"{reason}; a ping gets {ping_error}"
+        yield Cause("gid-unroutable", f"GID {shown}: {why}", f"{_take_rows()}; best routable ones", False)
 
 
 def _on_infiniband(view: View) -> bool:
@@ -361,7 +367,7 @@ def packets(view: View) -> Causes:
     else:
         sent, arrived = active.counted("sent_pkts"), passive.counted("rcvd_pkts")
         answered, back = passive.counted("sent_pkts"), active.counted("rcvd_pkts")
-        repeated = passive.counted("duplicate_request")
+        repeated = passive.counted(*REPEATED)
     ping_s = active.host.ping_s
     if ping_s is not None and view.retry_s is not None and ping_s > view.retry_s:
         yield _too_slow(view, f"a ping of {passive.name} takes {seconds(ping_s)}", bool(arrived))
@@ -373,6 +379,9 @@ def packets(view: View) -> Causes:
         yield _too_slow(view, f"{passive.name} got {counted(repeated, 'packet')} again and answered", False)
     elif active.host.ping_error:
         yield _no_ping(view)
+    elif repeated and not sent and not _out_of_sequence(view):  # few drivers count what they send
+        why = f"{passive.name} got {counted(repeated, 'packet')} again, and no answer came in time"
+        yield _too_slow(view, why, False)
     if arrived < sent or _out_of_sequence(view):
         yield from _lossy(view, sent, arrived)
 
@@ -414,14 +423,20 @@ def _too_slow(view: View, why: str, certain: bool) -> Cause:
 
 
 def _out_of_sequence(view: View) -> int:
-    holes = view.passive.counted("out_of_seq_request", "out_of_sequence")
-    return holes + view.active.counted("rcvd_seq_err", "packet_seq_err", "implied_nak_seq_err")
+    return _holes(view) + _naks(view)
+
+
+def _holes(view: View) -> int:
+    return view.passive.counted(*NAMES["out_of_sequence"])
+
+
+def _naks(view: View) -> int:
+    return view.active.counted(*NAMES["sequence_errors"], *MISSING_ANSWERS)
 
 
 def _lossy(view: View, sent: int, arrived: int) -> Causes:
     active, passive = view.active, view.passive
-    holes = passive.counted("out_of_seq_request", "out_of_sequence")
-    naks = active.counted("rcvd_seq_err", "packet_seq_err", "implied_nak_seq_err")
+    holes, naks = _holes(view), _naks(view)
     timeouts = active.counted(*NAMES["retransmissions"])
     if not arrived and not holes and not naks:
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from pytest_rdma.counters import NAMES
 from pytest_rdma.diagnosis_memory import bad_sges
 from pytest_rdma.diagnosis_view import (
     EVENT,
@@ -35,6 +36,8 @@ TAKES_NO_RECEIVE = {
     WCOpcode.COMP_SWAP: "ATOMIC_CMP_AND_SWP",
     WCOpcode.FETCH_ADD: "ATOMIC_FETCH_AND_ADD",
 }
+NOT_READY = ("send_rnr_err", "out_of_buffer", "rx_out_of_buffer")
+"""What a responder without a receive counts: rxe, mlx5, bnxt_re."""
 FULL = re.compile(r"(\d+) (?:sends|receives) are in flight .* do not fit|(\d+) of \d+ in flight")
 SHARED = re.compile(r"to the SRQ of (\d+) on (\S+)")
 TOO_LONG = (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR, WCStatus.REM_OP_ERR, WCStatus.LOC_QP_OP_ERR)
@@ -74,7 +77,7 @@ def no_receive(view: View) -> Causes:
 
 def _said_so(view: View) -> bool:
     """Whether RNR NAKs were counted while a request that takes a receive got no other answer."""
-    naks = view.passive.counted("send_rnr_err") or view.active.counted("rcvd_rnr_err", "rnr_nak_retry_err")
+    naks = view.passive.counted(*NOT_READY) or view.active.counted(*NAMES["rnr_naks"])
     return bool(naks) and view.unanswered and _takes_receive(view)
 
 

@@ -349,6 +349,67 @@ def test_a_write_takes_no_receive_that_could_lack() -> None:
     assert "rnr_retry 6 x 0.64 ms" in cause.headline
 
 
+# -- counters by other names
+
+
+def counted(local: dict[str, int], far: dict[str, int], **changes: Any) -> list[Cause]:
+    first = failure(S.RETRY_EXC_ERR, send(**changes))
+    return diagnose(evidence(host("host1", qp("host1", failure=first), counters=local), host("host2", counters=far)))
+
+
+@pytest.mark.parametrize("repeated", ["duplicate_request", "dup_req"])
+def test_a_request_that_came_twice_was_answered_late_or_in_vain(repeated: str) -> None:
+    """mlx5 and bnxt_re count no packets of their own that could be compared."""
+    (cause,) = counted({"local_ack_timeout_err": 6}, {repeated: 6})
+    assert (cause.name, cause.certain) == ("timeout-too-small", False)
+    assert "host2 got 6 packets again, and no answer came in time" in cause.headline
+
+
+@pytest.mark.parametrize(
+    ("local", "far"),
+    [
+        ({"packet_seq_err": 3}, {}),
+        ({"seq_err_naks_rcvd": 3}, {}),
+        ({"implied_nak_seq_err": 3}, {}),
+        ({"missing_resp": 3}, {}),
+        ({}, {"out_of_sequence": 3}),
+        ({}, {"oos_drop_count": 3}),
+    ],
+)
+def test_holes_are_told_by_the_counters_of_each_driver(local: dict[str, int], far: dict[str, int]) -> None:
+    assert names(counted(local, {**far, "dup_req": 1})) == ["packets-lost"]
+
+
+@pytest.mark.parametrize(
+    ("local", "far"), [({"rnr_naks_rcvd": 4}, {}), ({}, {"out_of_buffer": 4}), ({}, {"rx_out_of_buffer": 4})]
+)
+def test_a_peer_that_was_not_ready_is_told_by_the_counters_of_each_driver(
+    local: dict[str, int], far: dict[str, int]
+) -> None:
+    assert names(counted(local, far, opcode=SEND)) == ["no-receive-posted"]
+
+
+# -- what a ping tells of GID rows
+
+
+def test_rows_that_ping_have_a_way_and_link_local_ones_may_have_none() -> None:
+    far = host("host2", device=device(port("host2", gids=(GidRow(1, GID["host2"], "RoCE v2", "eth1", 31),))))
+    apart = failed(S.RETRY_EXC_ERR, send(SEND), far)
+    assert names(diagnose(apart)) == ["gid-unroutable"]
+    assert names(diagnose(replace(apart, local=replace(apart.local, ping_s=0.001)))) == ["no-answer"]
+
+    ends = []
+    for name, gid in (("host1", "fe80::1"), ("host2", "fe80::2")):
+        first = failure(S.RETRY_EXC_ERR, send(SEND)) if name == "host1" else None
+        one = qp(name, failure=first, own=replace(record(name), gid=gid), peer=None)
+        rows = (GidRow(1, gid, "RoCE v2", "eth1", 64),)
+        ends.append(host(name, one, device=device(port(name, gids=rows))))
+    assert names(diagnose(evidence(*ends))) == ["no-answer"]
+    cause = diagnose(evidence(replace(ends[0], ping_error="no answer within 1 s"), ends[1]))[0]
+    assert (cause.name, cause.certain) == ("gid-unroutable", False)
+    assert "link-local, which does not leave the link; a ping gets no answer within 1 s" in cause.headline
+
+
 # -- a device that is gone
 
 
