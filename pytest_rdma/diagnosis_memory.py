@@ -110,11 +110,21 @@ def _unknown_rkey(view: View, request: SendWR) -> Causes:
             True,
         )
         return
+    own = any(one.rkey == key and not one.closed for one in view.active.host.regions)
+    if own and view.one_device:
+        yield Cause(
+            "rkey-of-another-pd",
+            f"{failed_as(view)}: rkey {key:#x} is of a region of {view.active.name}'s end, and {passive.label} is in "
+            "another PD",
+            TELL_AGAIN,
+            True,
+        )
+        return
     there = next((one for one in live if one.addr <= request.remote_addr < one.addr + one.length), None)
     hint = f"; the region at {request.remote_addr:#x} has rkey {there.rkey:#x}" if there else ""
     if there and there.lkey == key and not there.window:
         hint = f"; it is the lkey of the region there, whose rkey is {there.rkey:#x}"
-    elif any(one.rkey == key for one in view.active.host.regions) and not view.one_host:
+    elif own:
         hint += f"; {view.active.name} has a region of that key, so it may be the own key"
     yield Cause(
         "rkey-unknown",

@@ -211,6 +211,13 @@ class View:
         return self.evidence.local.info.hostname == self.evidence.peer.info.hostname
 
     @property
+    def one_device(self) -> bool:
+        """Whether both ends use one port of one device; two hosts may have one name, but no GID in common."""
+        one, two = self.active, self.passive
+        same = one.qp is not None and two.qp is not None and one.qp.device == two.qp.device
+        return same and self.one_host and one.port is not None and one.port == two.port
+
+    @property
     def what(self) -> str:
         """The request in words: `RDMA_WRITE of 64 bytes from QP 0x11 on host1`."""
         if self.posted is None:

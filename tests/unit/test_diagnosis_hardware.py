@@ -421,3 +421,24 @@ def test_a_device_that_the_kernel_has_no_more_is_gone(monkeypatch: pytest.Monkey
     assert (found.device, "device" in found.unread) == (None, False)
     (cause,) = diagnose(evidence(found))
     assert (cause.name, cause.headline) == ("device-gone", "the device of host1 is gone")
+
+
+# -- both ends on one host
+
+
+def looped(device_there: str) -> Evidence:
+    """The own key instead of the peer's, where both ends are on one host."""
+    found = failed(S.REM_ACCESS_ERR, send(rkey=KEY["host1"]), host("host2", qp("host2", device=device_there)))
+    return replace(found, peer=replace(found.peer, info=found.local.info, device=found.local.device))
+
+
+def test_the_own_key_is_known_to_the_device_that_both_ends_use() -> None:
+    (cause,) = diagnose(looped("rxe0"))
+    assert (cause.name, cause.certain) == ("rkey-of-another-pd", True)
+    assert "rkey 0x1111 is of a region of host1's end, and QP 0x12 on host2 is in another PD" in cause.headline
+
+
+def test_the_own_key_is_unknown_to_another_device_of_the_host() -> None:
+    (cause,) = diagnose(looped("rxe1"))
+    assert cause.name == "rkey-unknown"
+    assert "host1 has a region of that key, so it may be the own key" in cause.headline
