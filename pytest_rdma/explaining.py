@@ -38,7 +38,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-    cut = call.when == "call" and not item.config.getoption("fulltrace", False)
+    whole = bool(item.config.getoption("fulltrace", False))
+    cut = call.when == "call" and not whole
     with ending_in_the_test(call.excinfo) if cut and call.excinfo else contextlib.nullcontext():
         outcome = yield
     opened = item.stash.get(running.USED, None)
@@ -53,7 +54,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             explain(item, made, opened, error)
         except Exception as failed:  # the verdict stands, whatever comes of explaining it
             made.sections.append(("rdma evidence", f"could not be had: {type(failed).__name__}: {failed}"))
-    made.sections += report.sections(opened, error)
+    made.sections += report.sections(opened, error, whole=whole)
 
 
 @contextlib.contextmanager

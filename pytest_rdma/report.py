@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from pytest_rdma.capabilities import lacking as lacking_on
 from pytest_rdma.config import Setting
+from pytest_rdma.errors import RemoteError
 from pytest_rdma.session import LOCAL_NAME
 
 if TYPE_CHECKING:
     from pytest_rdma.host import Host
     from pytest_rdma.rail import RailEnd
     from pytest_rdma.session import RdmaSession
+
+PACKAGE = "pytest_rdma"
+FRAME = re.compile(r'^ *File "(.*)"', re.MULTILINE)
 
 
 def header(session: RdmaSession, *, verbose: bool) -> list[str]:
@@ -88,8 +94,11 @@ def lacking(session: RdmaSession, names: tuple[str, ...], minimums: dict[str, in
     return None
 
 
-def sections(session: RdmaSession, error: BaseException) -> list[tuple[str, str]]:
-    """Return what a failed test shows beside its evidence: both ends, and the traceback on the host where it failed."""
+def sections(session: RdmaSession, error: BaseException, *, whole: bool) -> list[tuple[str, str]]:
+    """Return what a failed test shows beside its evidence: both ends, and the traceback on the host where it failed.
+
+    One of an error of ours in frames of ours says nothing of the test: it is shown with `whole` only.
+    """
     if session.rail.made is None:
         return []
     found = [("rdma", "\n".join(header(session, verbose=False)))]
@@ -97,6 +106,7 @@ def sections(session: RdmaSession, error: BaseException) -> list[tuple[str, str]
     if seen:
         found.append(("what was seen of the agent", seen))
     there = getattr(error, "remote_traceback", None)
-    if there:
+    folders = {PurePath(file).parent.name for file in FRAME.findall(there or "")}  # an agent has us in a zip
+    if there and (whole or isinstance(error, RemoteError) or folders != {PACKAGE}):
         found.append((f"traceback on {getattr(error, 'host', None) or 'the host'}", there))
     return found

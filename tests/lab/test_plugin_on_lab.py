@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,12 @@ EXAMPLES = {
         def test_fails(rdma_pair, rdma_peer):
             rdma_peer.call(complain)
             rdma_pair.peer.poll(timeout_s=0.5)
+
+        def raise_there():
+            raise KeyError("of the test")
+
+        def test_raises_there(rdma_peer):
+            rdma_peer.call(raise_there)
 
         def die():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -211,9 +218,11 @@ def test_a_failed_test_shows_both_hosts_and_the_traceback_over_there(ran: Ran) -
             "  the provider complains",
             "*- rdma -*",
             "rdma: host1 rxe0/1 *; peer host2 rxe0/1 *",
-            "*- traceback on host2 -*",
         ]
     )
+    ours, theirs = ran.text.split("_ test_raises_there _")
+    assert "- traceback on host2 -" not in ours, "an error of ours in frames of ours says nothing of the test"
+    assert re.search(r"- traceback on host2 -.*in raise_there\n", theirs, re.DOTALL)
     assert ran.properties("test_fails")["rdma_cause"] == "no-completion-possible"
     assert "rdma_cause" not in ran.properties("test_next")
     assert ran.text.count("stderr of the agent:") == 1, "later tests report only what is new"

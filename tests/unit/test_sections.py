@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from evidence_builders import evidence, failed, host, ledger, qp, region, send
 
-from pytest_rdma import artifacts, sections
+from pytest_rdma import artifacts, report, sections
 from pytest_rdma.diagnosis import diagnose
-from pytest_rdma.errors import DeadlineError
+from pytest_rdma.errors import CompletionError, DeadlineError, RdmaError, RemoteError
 from pytest_rdma.evidence import HostEvidence
 from pytest_rdma.explaining import concerns_rdma
 from pytest_rdma.model import AsyncEvent, QPState
@@ -125,3 +127,31 @@ def test_a_folder_that_cannot_be_is_refused_before_the_run(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"a directory: .*file is in the way"):
         option.parse(str(tmp_path / "file" / "below"))
     assert option.parse(str(tmp_path / "new" / "below")) == str(tmp_path / "new" / "below")
+
+
+OURS = """Traceback (most recent call last):
+  File "/proc/self/fd/5/pytest_rdma/agent.py", line 146, in _run
+    value = self.host.run_op(request["op"], deadline, tuple(request["args"]))
+  File "/proc/self/fd/5/pytest_rdma/endpoint.py", line 477, in check_success
+pytest_rdma.errors.CompletionError: it failed
+"""
+THEIRS = OURS + '  File "/home/me/tests/helpers.py", line 3, in helper\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "traceback", "whole", "shown"),
+    [
+        (CompletionError("x"), OURS, False, False),
+        (CompletionError("x"), OURS, True, True),
+        (CompletionError("x"), THEIRS, False, True),
+        (RemoteError("x"), OURS, False, True),
+    ],
+)
+def test_a_traceback_on_a_host_is_shown_where_it_says_more_than_the_error(
+    monkeypatch: pytest.MonkeyPatch, error: RdmaError, traceback: str, whole: bool, shown: bool
+) -> None:
+    monkeypatch.setattr(report, "header", lambda session, verbose: ["rdma: both ends"])
+    error.host, error.remote_traceback = "host2", traceback
+    session = cast(Any, SimpleNamespace(rail=SimpleNamespace(made=object())))
+    titles = [title for title, _ in report.sections(session, error, whole=whole)]
+    assert titles == ["rdma", *(["traceback on host2"] if shown else [])]
