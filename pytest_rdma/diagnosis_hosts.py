@@ -95,6 +95,6 @@ def status_alone(view: View) -> Causes:
     yield Cause(
         "status",
         f"{text}{vendor}" + (f": {meaning}" if meaning else ""),
-        f"often it is {causes}" if causes else "look at vendor_err and the kernel log",
+        f"often: {causes}" if causes else "look at vendor_err and the kernel log",
         False,
     )

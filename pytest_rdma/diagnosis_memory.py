@@ -91,6 +91,7 @@ def _refused_by(view: View, request: SendWR, region: Region) -> Causes:
         )
     if not found and not region.closed:
         yield from _qp_access(view, request)
+        yield from _misaligned(view, request)
 
 
 def _with_local_write(access: Access) -> Access:
@@ -210,13 +211,17 @@ def peer_qp_access(view: View) -> Causes:
     request = view.request
     if view.status == WCStatus.REM_INV_REQ_ERR and request is not None and request.opcode in NEEDS:
         yield from _qp_access(view, request)
-        if request.opcode in ATOMICS and request.remote_addr % ATOMIC_BYTES:
-            yield Cause(
-                "atomic-misaligned",
-                f"{failed_as(view)}: remote address {request.remote_addr:#x} is no multiple of 8",
-                "align the target of an atomic to 8 bytes",
-                True,
-            )
+        yield from _misaligned(view, request)
+
+
+def _misaligned(view: View, request: SendWR) -> Causes:
+    if request.opcode in ATOMICS and request.remote_addr % ATOMIC_BYTES:
+        yield Cause(
+            "atomic-misaligned",
+            f"{failed_as(view)}: remote address {request.remote_addr:#x} is no multiple of 8",
+            "align the target of an atomic to 8 bytes",
+            True,
+        )
 
 
 def _qp_access(view: View, request: SendWR) -> Causes:

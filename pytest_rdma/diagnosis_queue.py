@@ -26,7 +26,6 @@ from pytest_rdma.diagnosis_view import (
     seconds,
     size,
 )
-from pytest_rdma.evidence import QPEvidence
 from pytest_rdma.model import QPState, RecvWR, SendWR, WCOpcode
 from pytest_rdma.status import WCStatus
 
@@ -195,11 +194,11 @@ def own_queue(view: View) -> Causes:
             "post it signaled, or wait for a later request of the same queue that is",
             view.certainly_awaited,
         )
-    if qp.state in (QPState.RESET, QPState.INIT, QPState.RTR) and qp.sends.outstanding_count:
+    if qp.state in (QPState.RESET, QPState.INIT, QPState.RTR, QPState.SQD) and qp.sends.outstanding_count:
         yield Cause(
             "own-qp-not-in-rts",
             f"{end.label} is {qp.state.name}, and sends go out only in RTS",
-            "connect the pair before anything is sent",
+            "move it back to RTS" if qp.state == QPState.SQD else "connect the pair before anything is sent",
             True,
         )
 
@@ -343,7 +342,7 @@ def queue_full(view: View) -> Causes:
 
 def flushed(view: View) -> Causes:
     """Requests were flushed and no other status is known: what the flushed request tells, else who moved the QP."""
-    ends = [end for end in view.ends if end.qp and end.qp.failure is None and _in_error(end.qp)]
+    ends = [end for end in view.ends if end.qp and end.qp.failure is None and (end.qp.flushed or end.in_error)]
     if view.failure or view.receive_failure or not ends:
         return
     causes = [
@@ -361,15 +360,11 @@ def flushed(view: View) -> Causes:
         said = f" ({event} was reported)" if event else ""
         yield Cause(
             "qp-in-error",
-            f"{end.label} went to ERR and flushed {counted(end.qp.flushed, 'request')}, and none had failed at "
-            f"either end{said}",
+            f"{end.label} went to {'SQE' if end.qp.state == QPState.SQE else 'ERR'} and flushed "
+            f"{counted(end.qp.flushed, 'request')}, and none had failed at either end{said}",
             "look for what moved it: modify to ERR, a disconnect of rdma_cm, a fatal event, a device that went away",
             False,
         )
-
-
-def _in_error(qp: QPEvidence) -> bool:
-    return qp.flushed > 0 or (qp.state == QPState.ERR and not qp.closed)
 
 
 def data_read_early(view: View) -> Causes:

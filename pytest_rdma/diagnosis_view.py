@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from pytest_rdma.counters import NAMES
 from pytest_rdma.evidence import Evidence, Failure, HostEvidence, Posted, QPEvidence
-from pytest_rdma.model import GidRow, Opcode, PortInfo, SendWR
+from pytest_rdma.model import GidRow, Opcode, PortInfo, QPState, SendWR
 from pytest_rdma.status import WCStatus, name_of
 
 RECV = "RECV"
@@ -51,6 +51,11 @@ class End:
     @property
     def name(self) -> str:
         return self.host.name
+
+    @property
+    def in_error(self) -> bool:
+        """Whether the QP does nothing but flush: its sends at least."""
+        return self.qp is not None and self.qp.state in (QPState.ERR, QPState.SQE) and not self.qp.closed
 
     @property
     def label(self) -> str:
@@ -164,7 +169,7 @@ class View:
         """
         if self.status is not None:
             return self.status == WCStatus.RETRY_EXC_ERR
-        return self.waits and self.sends_outstanding > 0 and self.transport == "RC"
+        return self.waits and self.sends_outstanding > 0 and self.transport == "RC" and not self.active.in_error
 
     @property
     def transport(self) -> str:
@@ -192,7 +197,9 @@ class View:
     @property
     def certainly_awaited(self) -> bool:
         """Whether the error itself is of the wait that the QP remembers: one that was caught is remembered, too."""
-        return self.active.qp is not None and self.evidence.error_qp == self.active.qp.qp_num
+        found, qp = self.evidence, self.active.qp
+        failed = found.peer if found.failed_side == "peer" else found.local  # numbers of two devices may be the same
+        return qp is not None and found.error_qp == qp.qp_num and self.active.host is failed
 
     @property
     def send_certainly_awaited(self) -> bool:
@@ -291,7 +298,16 @@ def views(evidence: Evidence) -> list[View]:
     if first == (None, None) and not in_trouble:
         in_trouble = [pair for pair in others if any(qp and not qp.closed for qp in pair)][-1:]
     wanted = in_trouble if first == (None, None) and in_trouble else [first, *in_trouble]
-    return [_view(evidence, *pair) for pair in wanted]
+    found = [_view(evidence, *pair) for pair in wanted]
+    return [one for view in found for one in (view, *_turned(view))]
+
+
+def _turned(view: View) -> list[View]:
+    """The same pair seen from the peer, where it has sends on their way to who waits for no send of its own."""
+    qp = view.passive.qp
+    sent = qp is not None and qp.sends.outstanding_count > 0
+    own = view.send_awaited and view.sends_outstanding
+    return [View(view.evidence, view.passive, view.active)] if view.waits and sent and not own else []
 
 
 def _find(host: HostEvidence, number: int | None) -> QPEvidence | None:

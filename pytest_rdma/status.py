@@ -87,9 +87,9 @@ MEANINGS: dict[int, tuple[str, str]] = {
     WCStatus.REM_ABORT_ERR: ("the peer aborted the operation", ""),
     WCStatus.INV_EECN_ERR: ("the EE context number is invalid", ""),
     WCStatus.INV_EEC_STATE_ERR: ("the EE context is in a wrong state", ""),
-    WCStatus.FATAL_ERR: ("the device failed", "look at the kernel log"),
+    WCStatus.FATAL_ERR: ("the device failed", ""),
     WCStatus.RESP_TIMEOUT_ERR: ("the response came too late", "the peer is overloaded or gone"),
-    WCStatus.GENERAL_ERR: ("another error of the transport", "look at vendor_err and the kernel log"),
+    WCStatus.GENERAL_ERR: ("another error of the transport", ""),
     WCStatus.TM_ERR: ("tag matching failed", ""),
     WCStatus.TM_RNDV_INCOMPLETE: ("a tag-matching rendezvous is not complete", ""),
 }

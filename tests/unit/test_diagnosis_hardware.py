@@ -442,3 +442,56 @@ def test_the_own_key_is_unknown_to_another_device_of_the_host() -> None:
     (cause,) = diagnose(looped("rxe1"))
     assert cause.name == "rkey-unknown"
     assert "host1 has a region of that key, so it may be the own key" in cause.headline
+
+
+# -- whose sends are on their way
+
+
+@pytest.mark.parametrize("awaits", ["1 completion", "wr_id 0x9", "a completion event"])
+def test_who_waits_for_a_receive_waits_for_what_its_peer_has_sent(awaits: str) -> None:
+    """The send is outstanding at the other end, where nobody has polled for it."""
+    waits = qp("host1", recvs=ledger(replace(receive(), wr_id=9)), awaits=awaits)
+    waits = replace(waits, awaited_wr_ids=(9,) if awaits.startswith("wr_id") else ())
+    lost = qp("host2", sends=ledger(send(SEND)), attributes={"dest_qp_num": 0x99})
+    (cause,) = diagnose(waiting(waits, lost))
+    assert (cause.name, cause.certain) == ("wrong-destination-qpn", True)
+    assert "QP 0x12 on host2 sends to QP 0x99" in cause.headline
+    assert diagnose(waiting(waits, replace(lost, attributes={}))) == []
+
+
+def test_the_wait_of_one_end_is_not_that_of_the_other_though_their_numbers_are_one() -> None:
+    """Two devices begin to count where they like."""
+    waits = qp("host1", qp_num=0x12, sends=ledger(send(signaled=False)), awaits="1 completion")
+    far = qp("host2", state=QPState.RTS, recvs=ledger(receive(), posted=1), attributes={"dest_qp_num": 0x12})
+    found = replace(waiting(waits, far), local_qp=0x12, error_qp=0x12)
+    for side, certain in (("local", True), ("peer", False)):
+        turned = [one for one in diagnose(replace(found, failed_side=side)) if one.name == "unsignaled-awaited"]
+        assert [one.certain for one in turned] == [certain]
+
+
+def test_a_queue_pair_in_error_asks_nobody() -> None:
+    waits = qp("host1", state=QPState.ERR, sends=ledger(send(SEND)), awaited_wr_ids=(1,))
+    assert names(diagnose(waiting(waits))) == ["qp-in-error"]
+    broken = replace(waits, state=QPState.SQE, caps=EndpointCaps(transport="UC"))
+    (cause,) = diagnose(waiting(broken))
+    assert cause.name == "qp-in-error"
+    assert "QP 0x11 on host1 went to SQE" in cause.headline
+
+
+def test_a_queue_pair_that_is_drained_sends_nothing() -> None:
+    waits = qp("host1", state=QPState.SQD, sends=ledger(send(SEND)), awaited_wr_ids=(1,))
+    cause = diagnose(waiting(waits))[0]
+    assert (cause.name, cause.certain) == ("own-qp-not-in-rts", True)
+    assert "QP 0x11 on host1 is SQD" in cause.headline
+
+
+def test_a_misaligned_atomic_is_told_whichever_way_it_is_refused() -> None:
+    bad = send(Opcode.ATOMIC_FETCH_AND_ADD, 8, remote_addr=ADDR["host2"] + 4)
+    assert names(diagnose(failed(S.REM_ACCESS_ERR, bad))) == ["atomic-misaligned"]
+    assert names(diagnose(failed(S.REM_INV_REQ_ERR, bad))) == ["atomic-misaligned"]
+
+
+@pytest.mark.parametrize("status", [S.FATAL_ERR, S.GENERAL_ERR])
+def test_a_status_that_nothing_explains_is_looked_up(status: WCStatus) -> None:
+    (cause,) = diagnose(failed(status))
+    assert cause.next_step == "look at vendor_err and the kernel log"
