@@ -252,10 +252,10 @@ def _gid_row(folder: Path, entry: Any, networks: Networks) -> GidRow:
 
 
 def _provider(folder: Path) -> str:
+    if (folder / "parent").exists():  # of rxe alone; older kernels lend it the device of its netdev
+        return "rxe"
     driver = folder / "device" / "driver"
-    if driver.exists():
-        return driver.resolve().name
-    return "rxe" if (folder / "parent").exists() else "unknown"
+    return driver.resolve().name if driver.exists() else "unknown"
 
 
 def _read(path: Path) -> str | None:

@@ -36,6 +36,7 @@ from pytest_rdma.host import LocalHost
 from pytest_rdma.ledger import Ledger
 from pytest_rdma.model import Access, AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge
 from pytest_rdma.status import WCStatus
+from pytest_rdma.verbs_device import _provider
 from pytest_rdma.verbs_evidence import Reading, op_collect, regions_of
 
 S = WCStatus
@@ -495,3 +496,15 @@ def test_a_misaligned_atomic_is_told_whichever_way_it_is_refused() -> None:
 def test_a_status_that_nothing_explains_is_looked_up(status: WCStatus) -> None:
     (cause,) = diagnose(failed(status))
     assert cause.next_step == "look at vendor_err and the kernel log"
+
+
+@pytest.mark.parametrize(("files", "name"), [((), "virtio-pci"), (("parent",), "rxe")])
+def test_soft_roce_is_known_on_kernels_that_lend_it_the_device_of_its_netdev(
+    tmp_path: Path, files: tuple[str, ...], name: str
+) -> None:
+    (tmp_path / "virtio-pci").mkdir()
+    (tmp_path / "rxe0" / "device").mkdir(parents=True)
+    (tmp_path / "rxe0" / "device" / "driver").symlink_to(tmp_path / "virtio-pci")
+    for file in files:
+        (tmp_path / "rxe0" / file).touch()
+    assert _provider(tmp_path / "rxe0") == name
