@@ -26,16 +26,12 @@ def process_gone(view: View) -> Causes:
 def device_gone(view: View) -> Causes:
     for end in view.ends:
         device = end.host.device
-        if device is None and not end.host.lost and "device" not in end.host.unread:
+        if device is not None and device.error:
             yield Cause(
                 "device-gone",
-                f"the device of {end.name} is gone",
+                f"{device.name} on {end.name} {device.error}",
                 "see what removed it: `rdma link`, a driver that was unloaded, a netdev that went, the kernel log",
                 True,
-            )
-        elif device is not None and device.error:
-            yield Cause(
-                "device-gone", f"{device.name} on {end.name} does not open: {device.error}", "see the kernel log", True
             )
         event = end.has_event("DEVICE_FATAL")
         if event:

@@ -148,10 +148,10 @@ class HostEvidence:
     """One host: who it is, its device as it is now, all QPs and regions of the agent, what the kernel counted and said.
 
     `counters` are differences since the test began, by name, only those that changed; `unread` says what could not be
-    read and why, by what it is (`counters`, `kernel log`, `QP 0x11`). `device` is None when it is gone. `netdevs` holds
-    `mtu`, `operstate` and `carrier` of the netdevs of the port's GID rows, `memory` VmLck, VmPin and VmRSS in bytes.
-    `ping_s` is the round trip of an ICMP echo to the other end's address, and `ping_error` why there was none; neither
-    is set where none was sent.
+    read and why, by what it is (`counters`, `kernel log`, `QP 0x11`). `device` is None where it was not read; its
+    `error` says that it is gone or does not open. `netdevs` holds `mtu`, `operstate` and `carrier` of the netdevs of
+    the port's GID rows, `memory` VmLck, VmPin and VmRSS in bytes. `ping_s` is the round trip of an ICMP echo to the
+    other end's address, and `ping_error` why there was none; neither is set where none was sent.
     """
 
     name: str

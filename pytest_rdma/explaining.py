@@ -116,7 +116,9 @@ def concerns_rdma(error: BaseException, evidence: Evidence) -> bool:
     if any(isinstance(one, RdmaError) for one in chain(error)):
         return True
     ends = ((evidence.local, evidence.local_qp), (evidence.peer, evidence.peer_qp))
-    return any(host.lost or host.device is None or troubled(qp_of(host, number)) for host, number in ends)
+    return any(
+        host.lost or host.device is None or host.device.error or troubled(qp_of(host, number)) for host, number in ends
+    )
 
 
 def _places(opened: RdmaSession) -> Places:

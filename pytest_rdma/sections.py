@@ -68,8 +68,8 @@ def _host(mine: HostEvidence, chosen: int | None) -> Iterator[str]:
 
 def _device(mine: HostEvidence) -> Iterator[str]:
     device = mine.device
-    if device is None:
-        yield "no device"
+    if device is None or device.error:
+        yield f"{device.name} {device.error}" if device else "no device"
         return
     port = next((one for one in device.ports if one.number == mine.port), None)
     yield (

@@ -119,8 +119,12 @@ def op_list(host: LocalHost, deadline: Deadline) -> list[DeviceInfo]:
         try:
             found.append(op_device(host, deadline, name))
         except RdmaEnvironmentError as error:
-            found.append(DeviceInfo(name, "", "", "", "", 0, 0, -1, {}, (), error=str(error)))
+            found.append(unopened(name, str(error)))
     return found
+
+
+def unopened(name: str, error: str) -> DeviceInfo:
+    return DeviceInfo(name, "", "", "", "", 0, 0, -1, {}, (), error=error)
 
 
 @op("device.info")
@@ -129,6 +133,11 @@ def op_device(host: LocalHost, deadline: Deadline, name: str) -> DeviceInfo:
     fresh = name not in host.contexts
     device = open_device(host, name)
     return device.info if fresh else device.refresh()
+
+
+def is_gone(host: LocalHost, name: str) -> bool:
+    """Whether there is no such device any more: its file goes first, the rest when nobody has it open."""
+    return not (SYSFS / name).is_dir() or (name not in host.contexts and uverbs_node(name) is None)
 
 
 def check_name(host: LocalHost, name: str) -> None:

@@ -16,11 +16,11 @@ from typing import Any, Callable, TypeVar
 from pytest_rdma import ledger
 from pytest_rdma.cm_library import QPAttr
 from pytest_rdma.deadline import Deadline
-from pytest_rdma.errors import RdmaError, VerbsError, errno_text
+from pytest_rdma.errors import RdmaEnvironmentError, RdmaError, VerbsError, errno_text
 from pytest_rdma.evidence import LEDGER_SHOWN, Failure, HostEvidence, Posted, QPEvidence, QueueLedger, Region
 from pytest_rdma.host import LocalHost, op
 from pytest_rdma.model import Access, AsyncEvent, DeviceInfo, QPState, RecvWR, SendWR
-from pytest_rdma.verbs_device import SYSFS, mtu_bytes, op_device
+from pytest_rdma.verbs_device import is_gone, mtu_bytes, op_device, unopened
 from pytest_rdma.verbs_memory import MREntry
 from pytest_rdma.verbs_modify import QUERIED, QUERY_MASK
 from pytest_rdma.verbs_post import read_async_event
@@ -40,8 +40,7 @@ def op_collect(
     began = time.monotonic_ns() - int(age_s * 1e9)
     reading = Reading(deadline)
     sweep(host, reading)
-    gone = not (SYSFS / device).exists()  # then there is nothing that could not be read
-    info = None if gone else reading.bounded("device", partial(op_device, host, deadline, device))
+    info = reading.bounded("device", partial(_device, host, deadline, device))
     counters, log = _watched(host, reading)
     return HostEvidence(
         name=host.name,
@@ -58,6 +57,16 @@ def op_collect(
         netdevs=_netdevs(info, port),
         memory=_memory(),
     )
+
+
+def _device(host: LocalHost, deadline: Deadline, name: str) -> DeviceInfo:
+    """Return the device as it is now; its `error` says that it is gone, or why it does not open."""
+    if is_gone(host, name):
+        return unopened(name, "is gone")
+    try:
+        return op_device(host, deadline, name)
+    except RdmaEnvironmentError as error:
+        return unopened(name, f"does not open: {error}")
 
 
 def _watched(host: LocalHost, reading: Reading) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.host import LocalHost, op
-from pytest_rdma.verbs_device import PORT_STATES, SYSFS, eight_words, uverbs_node
+from pytest_rdma.verbs_device import PORT_STATES, SYSFS, eight_words, is_gone
 from pytest_rdma.verbs_library import error_number, pyverbs
 
 ACTIVE = "ACTIVE"
@@ -22,9 +22,9 @@ def op_health(
     host: LocalHost, deadline: Deadline, name: str, port: int, gid_index: int | None, gid: str | None
 ) -> str | None:
     """Return in words what keeps the device from being used, `RENEW`, `OTHER_ROW`, or None when nothing does."""
+    if is_gone(host, name):
+        return f"{name} on {host.name} is gone"
     open_device = host.contexts.get(name)
-    if not (SYSFS / name).is_dir() or (open_device is None and uverbs_node(name) is None):
-        return f"{name} on {host.name} is gone"  # its device file goes first, and the rest when nobody has it open
     label = f"{name}/{port} on {host.name}"
     place = SYSFS / name / "ports" / str(port)
     if open_device is not None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lab
 
 LIMIT_S = 120.0
 ASLEEP_S = 30.0
-AT_ONCE_S = 5.0
+AT_ONCE_S = 10.0
 END_S = 45.0
 ASLEEP = r"is in uninterruptible sleep in ib_uverbs_remove_one"
 LOST = (
@@ -93,3 +93,6 @@ def test_device_that_goes_and_comes_back(way: Way, guests: Guests, lab: Lab, tmp
         assert ran.cases[f"test_blocked[{number}]"].seconds < AT_ONCE_S * lab.timeout_scale
     assert outcomes(ran, "test_goes_on") == {"passed"}, ran.text
     assert ran.returncode == EXIT_CODE
+    missed = ran.cases["test_device_is_missed"]
+    assert (missed.outcome, missed.cause) == ("failure", "device-gone"), ran.text
+    assert re.match(r"device-gone: rxe0 on host2 is gone\b", missed.first_line), missed.first_line

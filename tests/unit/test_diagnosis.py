@@ -32,6 +32,7 @@ from pytest_rdma.diagnosis import Cause, diagnose
 from pytest_rdma.evidence import Evidence
 from pytest_rdma.model import Access, AsyncEvent, GidRow, Opcode, QPState, Sge, WCOpcode
 from pytest_rdma.status import WCStatus
+from pytest_rdma.verbs_device import unopened
 
 S = WCStatus
 SWAPPED = int.from_bytes(KEY["host2"].to_bytes(4, "little"), "big")
@@ -254,7 +255,7 @@ PATH = {
 HOSTS = {
     "disk-full": (evidence(error_type="RemoteError", error="ENOSPC (28)"), "no space is left on host1"),
     "process-gone": (unanswered(host("host2", lost="killed by signal 9", device=None)), "on host2 that holds its QPs"),
-    "device-gone": (unanswered(host("host2", device=None)), "the device of host2 is gone"),
+    "device-gone": (unanswered(host("host2", device=unopened("rxe0", "is gone"))), "rxe0 on host2 is gone"),
     "device-fatal": (unanswered(host2(async_events=(AsyncEvent("DEVICE_FATAL", "device"),))), "DEVICE_FATAL"),
     "status": (failed(S.REM_OP_ERR), "REM_OP_ERR (11): the peer failed"),
 }

@@ -415,13 +415,14 @@ def test_rows_that_ping_have_a_way_and_link_local_ones_may_have_none() -> None:
 
 
 def test_a_device_that_the_kernel_has_no_more_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("pytest_rdma.verbs_evidence.SYSFS", tmp_path)
+    monkeypatch.setattr("pytest_rdma.verbs_device.SYSFS", tmp_path)
     here = LocalHost("host1")
     here._info = host("host1").info
     found = op_collect(here, Deadline(1.0), "mlx5_0", 1, None, 1.0)
-    assert (found.device, "device" in found.unread) == (None, False)
+    assert found.device is not None
+    assert (found.device.error, "device" in found.unread) == ("is gone", False)
     (cause,) = diagnose(evidence(found))
-    assert (cause.name, cause.headline) == ("device-gone", "the device of host1 is gone")
+    assert (cause.name, cause.headline) == ("device-gone", "mlx5_0 on host1 is gone")
 
 
 # -- both ends on one host

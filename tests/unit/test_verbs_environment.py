@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_rdma import device_lock, netlink, verbs_device, verbs_health
+from pytest_rdma import device_lock, netlink, verbs_device
 from pytest_rdma.errors import DeviceBusyError, NoDeviceError, RdmaUsageError
 from pytest_rdma.host import LocalHost
 
@@ -63,17 +63,16 @@ def test_a_device_that_does_not_open_is_explained_by_what_is_missing(sysfs: Path
     assert text == "/dev/infiniband/uverbs77 is not here; in a container, pass --device=/dev/infiniband"
 
 
-def test_a_device_is_gone_for_who_has_not_got_it_open_once_its_device_file_is(
-    host: LocalHost, sysfs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_is_gone_for_who_has_not_got_it_open_once_its_device_file_is(host: LocalHost, sysfs: Path) -> None:
     """The kernel takes that away first, and the rest when nobody has the device open any more."""
-    monkeypatch.setattr(verbs_health, "SYSFS", sysfs / "infiniband")
-    ask = partial(host.invoke, "device.health", "rxe0", 1, None, None)
-    assert ask() == "rxe0 on host1 is gone"
-    (sysfs / "infiniband" / "rxe0").mkdir(parents=True)
-    assert ask() == "rxe0 on host1 is gone"
+    health = partial(host.invoke, "device.health", "rxe0", 1, None, None)
+    collect = partial(host.invoke, "evidence.collect", "rxe0", 1, None, 0.0)
+    for folder in ("infiniband", "infiniband/rxe0"):
+        (sysfs / folder).mkdir(parents=True)
+        assert health() == "rxe0 on host1 is gone"
+        assert (collect().device.error, collect().unread.get("device")) == ("is gone", None)
     uverbs(sysfs, "rxe0", "uverbs77")
-    assert ask() is None
+    assert health() is None
 
 
 @pytest.mark.parametrize(
