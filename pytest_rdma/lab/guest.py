@@ -24,6 +24,9 @@ _KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog rcu
 # The others cost time: a byte at a time for `rep movsb`, a look at each user access, more state at each switch.
 _TCG_CPU = "max,-cx16,-erms,-smap,-smep,-pku,-mpx,-umip,-avx,-avx2,-fma,-f16c,-vaes,-xsave,-xsaveopt"
 _CPU = {"kvm": "host", "tcg": _TCG_CPU}
+# Emulated code is translated for the address where it runs: at random addresses each process is translated anew.
+# Without them the second host lays out its memory from below, so that an address of one host is none of the other.
+_TCG_ARGUMENTS = "init_on_alloc=0 sysctl.kernel.randomize_va_space=0 sysctl.vm.legacy_va_layout="
 _ACCEL = {"kvm": "kvm", "tcg": "tcg,thread=multi"}
 
 
@@ -37,6 +40,10 @@ def free_port() -> int:
             return port
 
 
+def kernel_arguments(number: int, accel: str) -> str:
+    return f"{_KERNEL_ARGUMENTS} {_TCG_ARGUMENTS}{number - 1}" if accel == "tcg" else _KERNEL_ARGUMENTS
+
+
 def command(image: Image, directory: Path, number: int, port: int, accel: str, wire: int) -> list[str]:
     """Return the command of guest `number`; the descriptor `wire` is its end of a stream to the other guest.
 
@@ -47,7 +54,7 @@ def command(image: Image, directory: Path, number: int, port: int, accel: str, w
         *("-machine", "q35", "-display", "none"),
         *("-accel", _ACCEL[accel], "-cpu", _CPU[accel], "-smp", "1", "-m", str(MEMORY_MIB)),
         *("-kernel", str(image.kernel), "-initrd", str(directory / f"host{number}.initramfs")),
-        *("-append", _KERNEL_ARGUMENTS),
+        *("-append", kernel_arguments(number, accel)),
         *("-serial", "stdio"),
         *("-drive", f"id=root,file={image.root},format=raw,if=none,readonly=on,cache=unsafe"),
         *("-device", "virtio-blk-pci,drive=root"),

@@ -185,6 +185,13 @@ def test_guests_share_one_wire_and_no_port(tmp_path: Path) -> None:
     assert "restrict=on" in lines[0]
 
 
+def test_hosts_share_no_address_without_randomization() -> None:
+    assert [guest.kernel_arguments(number, "tcg").split()[-2:] for number in (1, 2)] == [
+        ["sysctl.kernel.randomize_va_space=0", f"sysctl.vm.legacy_va_layout={layout}"] for layout in (0, 1)
+    ]
+    assert "sysctl" not in guest.kernel_arguments(1, "kvm")
+
+
 def test_use_of_a_port_is_seen_while_and_after_a_connection() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
