@@ -23,6 +23,7 @@ PSN_FAR = 1 << 16
 PSN_NEAR = 1 << 12
 NO_GID = "::"
 REFUSED_RTR = re.compile(r"to RTR on .*; peer QP 0x[0-9a-f]+ gid ([0-9a-fA-F:.]+)")
+TAKE_ROWS = "take rows of one type, family and subnet: --rdma-gid-index and --peer-gid-index"
 CONNECT_ANEW = "connect both ends anew, each with the record that the other tells now"
 
 
@@ -103,12 +104,7 @@ def _in_state(view: View, state: QPState) -> Causes:
             True,
         )
     elif state == QPState.RESET:
-        yield Cause(
-            "peer-qp-reset",
-            f"{failed_as(view)}: {label} was reset, and drops what comes",
-            CONNECT_ANEW,
-            True,
-        )
+        yield Cause("peer-qp-reset", f"{failed_as(view)}: {label} was reset, and drops what comes", CONNECT_ANEW, True)
     elif state == QPState.INIT:
         yield Cause(
             "peer-qp-not-in-rtr",
@@ -201,7 +197,7 @@ def _connection_failed(view: View) -> bool:
 
 
 def gid_rows(view: View) -> Causes:
-    """The rows of both ends: gone, of different types, without a way from one to the other, or told wrongly."""
+    """The rows of both ends: gone, told wrongly, or of different types."""
     empty = NO_ROW.search(view.evidence.error)
     if empty:
         yield Cause(
@@ -210,8 +206,11 @@ def gid_rows(view: View) -> Causes:
             "give the netdev its address back, or begin the run anew, which takes a row that is there",
             True,
         )
-    if not _connection_failed(view):
-        return
+    if _connection_failed(view):
+        yield from _wrong_rows(view)
+
+
+def _wrong_rows(view: View) -> Causes:
     gone = [cause for end in view.ends for cause in _row_gone(end)]
     yield from gone
     active, passive = view.active.qp, view.passive.qp
@@ -228,30 +227,39 @@ def gid_rows(view: View) -> Causes:
             True,
         )
         return  # its own rows are not those in use
+    rows = view.active.row, view.passive.row
+    if rows[0] and rows[1] and not _on_infiniband(view):
+        differ = gids.mismatch(rows[0], rows[1])
+        if differ:
+            yield Cause("gid-types-differ", f"{_rows_shown(view)}: {differ}", TAKE_ROWS, True)
+
+
+def way(view: View) -> Causes:
+    """None is seen from end to end: by LIDs, or by the addresses of GID rows that are right in themselves."""
+    if not _connection_failed(view) or any(_wrong_rows(view)):
+        return
     if _on_infiniband(view):
         yield from _lid(view)
         return
-    rows = view.active.row, view.passive.row
-    if rows[0] is None or rows[1] is None:
+    rows, host = (view.active.row, view.passive.row), view.active.host
+    if view.active.qp is None or rows[0] is None or rows[1] is None:
         return
-    shown = (
-        f"row {gids.describe(rows[0])} on {view.active.name} and row {gids.describe(rows[1])} on {view.passive.name}"
-    )
-    differ = gids.mismatch(rows[0], rows[1])
-    if differ:
-        yield Cause("gid-types-differ", f"GID {shown}: {differ}", _take_rows(), True)
-        return
-    ping_s, ping_error = view.active.host.ping_s, view.active.host.ping_error
-    if active.sends.most_bytes_completed or ping_s is not None:
+    if view.active.qp.sends.most_bytes_completed or host.ping_s is not None:
         return  # they led there
-    distance, reason = gids.reach(rows[0], rows[1], view.one_host)
+    distance, why = gids.reach(rows[0], rows[1], view.one_host)
     refused = any(word in view.evidence.error for word in ("ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH"))
-    if distance == gids.UNREACHABLE or (refused and view.status is None and "RTR" in view.evidence.error):
-        why = reason if distance == gids.UNREACHABLE else "the address of the peer was not resolved"
-        yield Cause("gid-unroutable", f"GID {shown}: {why}", f"{_take_rows()}, or see that they ping", refused)
-    elif ping_error and gids.family(rows[0]) == "link-local":
-        why = f"{reason}; a ping gets {ping_error}"
-        yield Cause("gid-unroutable", f"GID {shown}: {why}", f"{_take_rows()}; best routable ones", False)
+    if distance != gids.UNREACHABLE:
+        if refused and view.status is None and "RTR" in view.evidence.error:
+            why = "the address of the peer was not resolved"
+        elif host.ping_error and gids.family(rows[0]) == "link-local":
+            why += f"; a ping gets {host.ping_error}"
+        else:
+            return
+    yield Cause("gid-unroutable", f"{_rows_shown(view)}: {why}", f"{TAKE_ROWS}, or see that they ping", refused)
+
+
+def _rows_shown(view: View) -> str:
+    return "GID " + " and ".join(f"row {gids.describe(end.row)} on {end.name}" for end in view.ends if end.row)
 
 
 def _on_infiniband(view: View) -> bool:
@@ -282,10 +290,6 @@ def _told_gid(view: View) -> str:
 def _address(gid: str) -> str:
     address = ipaddress.IPv6Address(gid)
     return str(address.ipv4_mapped or address)
-
-
-def _take_rows() -> str:
-    return "take rows of one type, family and subnet: --rdma-gid-index and --peer-gid-index"
 
 
 def _row_gone(end: End) -> Causes:

@@ -102,6 +102,9 @@ def test_a_lid_that_is_not_the_peers_is_told() -> None:
     assert (cause.name, cause.certain) == ("wrong-destination-lid", False)
     assert "QP 0x11 on host1 sends to LID 9, and rxe0/1 on host2 has LID 7" in cause.headline
     assert names(diagnose(infiniband(dlid=0))) == ["no-answer"]
+    found = infiniband(dlid=9)  # one of several that the port may answer to
+    reset = replace(found.peer, qps=(replace(found.peer.qps[0], state=QPState.RESET),))
+    assert names(diagnose(replace(found, peer=reset))) == ["peer-qp-reset"]
 
 
 def test_the_event_of_another_port_is_none_of_this_one() -> None:
@@ -409,6 +412,9 @@ def test_rows_that_ping_have_a_way_and_link_local_ones_may_have_none() -> None:
     cause = diagnose(evidence(replace(ends[0], ping_error="no answer within 1 s"), ends[1]))[0]
     assert (cause.name, cause.certain) == ("gid-unroutable", False)
     assert "link-local, which does not leave the link; a ping gets no answer within 1 s" in cause.headline
+    broken = replace(ends[1], qps=(replace(ends[1].qps[0], state=QPState.ERR),))
+    found = diagnose(evidence(replace(ends[0], ping_error="no answer within 1 s"), broken))
+    assert [(one.name, one.certain) for one in found] == [("peer-qp-in-error", True)]
 
 
 # -- a device that is gone
