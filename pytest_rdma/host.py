@@ -359,12 +359,7 @@ class LocalCall(Call):
 
 
 class LocalHost(Host):
-    """The host of this process: a table of verbs objects, and the ops that work on them.
-
-    `lent` says whether pyverbs objects were handed out: what was made with them is not in the table.
-    """
-
-    lent = False
+    """The host of this process: a table of verbs objects, and the ops that work on them."""
 
     def __init__(self, name: str = "local host", *, timeout_scale: float = 1.0) -> None:
         self.name = name
@@ -443,7 +438,6 @@ class LocalHost(Host):
         return found
 
     def raw(self, kind: str, handle: int) -> Any:
-        self.lent = True
         return self.entry(kind, handle).raw
 
     def remove(self, handle: int) -> Resource | None:

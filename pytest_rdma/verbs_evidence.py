@@ -279,7 +279,7 @@ def regions_of(host: LocalHost, began: int, reading: Reading) -> tuple[Region, .
             found.append(
                 Region(memory.addr, memory.length, 0, memory.rkey, Access(window.access), pd, False, window=True)
             )
-    if host.lent:
+    if any(qp.pd.lent for qp, _ in _entries(host, "qp", QPEntry, began)):
         reading.unread["regions"] = "what was registered with the pyverbs objects that `raw` gave"
     if len(entries) > REGIONS_SHOWN:
         reading.unread["regions"] = f"the oldest {len(entries) - REGIONS_SHOWN} of {len(entries)}"

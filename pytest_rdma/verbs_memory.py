@@ -22,8 +22,11 @@ SHOWN_BYTES = 16
 
 
 class PDEntry(Resource):
+    """A PD; `lent` says whether pyverbs objects of it were handed out: what is registered with them is in no table."""
+
     close_rank: ClassVar[int] = 40
     front: PD
+    lent = False
 
     def __init__(self, host: LocalHost, device: OpenDevice) -> None:
         self.host = host

@@ -78,6 +78,7 @@ class QPEntry(Resource):
 
     @property
     def raw(self) -> Raw:
+        self.pd.lent = True
         return Raw(self)
 
     @property

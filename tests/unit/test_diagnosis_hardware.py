@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from evidence_builders import (
@@ -38,6 +38,8 @@ from pytest_rdma.model import Access, AsyncEvent, EndpointCaps, GidRow, Opcode, 
 from pytest_rdma.status import WCStatus
 from pytest_rdma.verbs_device import _provider
 from pytest_rdma.verbs_evidence import Reading, op_collect, regions_of
+from pytest_rdma.verbs_memory import PDEntry
+from pytest_rdma.verbs_queue import QPEntry
 
 S = WCStatus
 SEND = Opcode.SEND
@@ -297,14 +299,23 @@ def test_a_pair_that_was_closed_after_the_failure_is_not_gone() -> None:
 def test_regions_are_not_all_known_once_the_objects_of_verbs_were_handed_out() -> None:
     """A test, or C code of its own, may register what it likes in the PD that `endpoint.raw` gives."""
     here = LocalHost("host1")
-    entry = SimpleNamespace(raw="pyverbs objects", front=SimpleNamespace(kind="qp"))
-    here._objects[4] = cast(Any, entry)
+    entry = QPEntry.__new__(QPEntry)
+    entry.pd = PDEntry.__new__(PDEntry)
+    entry.pd.raw = "PD"
+    there: Any = SimpleNamespace(context="context", raw="CQ or MR", kind="qp")
+    entry.device = entry.cq = entry.buffer = entry.front = there
+    entry.raw_qp = "QP"
+    here._objects[4] = entry
     reading = Reading(Deadline(1.0))
     regions_of(here, 0, reading)
     assert reading.unread == {}
-    assert here.raw("qp", 4) == "pyverbs objects"
+    assert here.raw("qp", 4).pd == "PD"
     regions_of(here, 0, reading)
     assert list(reading.unread) == ["regions"]
+    del here._objects[4]  # and the PD with it
+    later = Reading(Deadline(1.0))
+    regions_of(here, 0, later)
+    assert later.unread == {}
     bad = failure(S.LOC_PROT_ERR, send(SEND, sges=(Sge(ADDR["host1"], 64, 0x99),)))
     local = host("host1", qp("host1", failure=bad), unread=reading.unread)
     (cause,) = diagnose(evidence(local))
