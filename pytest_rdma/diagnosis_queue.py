@@ -261,9 +261,8 @@ def read_rd_atomic(view: View) -> Causes:
     request = view.request
     if request is None or request.opcode not in READING:
         return
-    most, allowed = view.active.attribute("max_rd_atomic", "rd_atomic"), view.passive.attribute("max_dest_rd_atomic")
-    if allowed is None and view.passive.qp is not None and view.passive.qp.connected is not None:
-        allowed = view.passive.qp.connected.rd_atomic
+    most = view.active.attribute("max_rd_atomic", "rd_atomic")
+    allowed = view.passive.attribute("max_dest_rd_atomic", "rd_atomic")
     refused = view.status == WCStatus.REM_INV_REQ_ERR
     if (view.waits or view.status == WCStatus.LOC_QP_OP_ERR) and most == 0:
         text = f"{view.what} is never issued: {view.active.label} has max_rd_atomic 0"

@@ -190,6 +190,10 @@ def test_a_zero_that_contradicts_how_a_pair_was_connected_is_not_believed() -> N
     assert diagnose(other("irdma", waiting(waits, qp("host2", attributes=UNTOLD)))) == []
     unready = failed(S.RNR_RETRY_EXC_ERR, send(SEND), host("host2", qp("host2", attributes=UNTOLD)), attributes=UNTOLD)
     assert "rnr_retry 6 x 0.64 ms" in diagnose(other("irdma", unready))[0].headline
+    serves = host("host2", qp("host2", attributes={"max_dest_rd_atomic": 0}))
+    refused = failed(S.REM_INV_REQ_ERR, send(Opcode.RDMA_READ), serves)
+    assert names(diagnose(refused)) == ["rd-atomic-zero"]
+    assert names(diagnose(other("irdma", refused))) == ["status"]
 
 
 def test_one_driver_that_tells_no_packet_numbers_does_not_disagree_with_another() -> None:
