@@ -238,7 +238,7 @@ def _peer_sent(view: View) -> Causes:
     sent, came = qp.sends.completed, view.active.qp.recvs.completed
     if sent > came and view.transport != "RC":
         yield Cause(
-            "datagram-lost",
+            "message-lost",
             f"{end.label} waits on one more receive: {other.label} has sent {sent} over {view.transport}, and {came} "
             "arrived",
             "such a message is dropped without a word where no receive is posted, or one too short (UD takes 40 bytes "

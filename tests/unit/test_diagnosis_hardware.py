@@ -69,7 +69,7 @@ def datagrams(sent: int, came: int) -> Evidence:
 
 def test_a_datagram_that_was_sent_and_did_not_arrive_is_counted() -> None:
     (cause,) = diagnose(datagrams(3, 2))
-    assert (cause.name, cause.certain) == ("datagram-lost", False)
+    assert (cause.name, cause.certain) == ("message-lost", False)
     assert "QP 0x12 on host2 has sent 3 over UD, and 2 arrived" in cause.headline
     assert "40 bytes more" in cause.next_step
     assert names(diagnose(datagrams(2, 2))) == ["peer-sent-nothing"]
