@@ -219,7 +219,7 @@ def awaits_nothing(view: View) -> Causes:
     elif quiet and plain and len(plain) == len(sent):
         why, certain = f"{end.label} waits on a receive", True
     else:
-        yield from _peer_sent(view)
+        yield from _peer_sent(view, all_take_receives=not plain)
         return
     if plain:
         why += f"; what {other.label} did was {' and '.join(plain)}, which takes no receive and completes there alone"
@@ -231,12 +231,12 @@ def awaits_nothing(view: View) -> Causes:
     )
 
 
-def _peer_sent(view: View) -> Causes:
+def _peer_sent(view: View, *, all_take_receives: bool) -> Causes:
     end, other, qp = view.active, view.passive, view.passive.qp
     if qp is None or view.active.qp is None or qp.sends.outstanding_count or qp.closed or view.active.qp.shared_recvs:
         return
     sent, came = qp.sends.completed, view.active.qp.recvs.completed
-    if sent > came and view.transport != "RC":
+    if sent > came and view.transport != "RC" and all_take_receives:
         yield Cause(
             "message-lost",
             f"{end.label} waits on one more receive: {other.label} has sent {sent} over {view.transport}, and {came} "

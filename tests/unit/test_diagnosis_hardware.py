@@ -34,7 +34,7 @@ from pytest_rdma.diagnosis import Cause, diagnose
 from pytest_rdma.evidence import Evidence
 from pytest_rdma.host import LocalHost
 from pytest_rdma.ledger import Ledger
-from pytest_rdma.model import Access, AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge
+from pytest_rdma.model import Access, AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge, WCOpcode
 from pytest_rdma.status import WCStatus
 from pytest_rdma.verbs_device import _provider
 from pytest_rdma.verbs_evidence import Reading, op_collect, regions_of
@@ -73,6 +73,15 @@ def test_a_datagram_that_was_sent_and_did_not_arrive_is_counted() -> None:
     assert "QP 0x12 on host2 has sent 3 over UD, and 2 arrived" in cause.headline
     assert "40 bytes more" in cause.next_step
     assert names(diagnose(datagrams(2, 2))) == ["peer-sent-nothing"]
+
+
+def test_a_write_over_uc_that_takes_no_receive_is_not_lost() -> None:
+    found = datagrams(3, 2)
+    done = (completion(0, WCOpcode.RDMA_WRITE), completion(0, WCOpcode.SEND))
+    wrote = replace(found.peer.qps[0], recent=done, caps=EndpointCaps(transport="UC"))
+    mine = replace(found.local.qps[0], caps=EndpointCaps(transport="UC"))
+    assert names(diagnose(waiting(mine, replace(wrote, recent=done[1:])))) == ["message-lost"]
+    assert diagnose(waiting(mine, wrote)) == []
 
 
 # -- link layers
