@@ -30,7 +30,7 @@ def device_gone(view: View) -> Causes:
             yield Cause(
                 "device-gone",
                 f"{device.name} on {end.name} {device.error}",
-                "see what removed it: `rdma link`, a driver that was unloaded, a netdev that went, the kernel log",
+                "see what took it: `rdma link`, an unloaded driver, a netdev that went, permissions, the kernel log",
                 True,
             )
         event = end.has_event("DEVICE_FATAL")
