@@ -7,15 +7,36 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from evidence_builders import evidence, failure, host, ledger, qp, receive, send, waiting
+from evidence_builders import (
+    ADDR,
+    evidence,
+    failed,
+    failure,
+    host,
+    ledger,
+    qp,
+    receive,
+    record,
+    region,
+    send,
+    waiting,
+)
 
 from pytest_rdma.counters import NAMES
+from pytest_rdma.deadline import Deadline
 from pytest_rdma.diagnosis import Cause, diagnose
 from pytest_rdma.errors import DeadlineError, HostLostError
 from pytest_rdma.evidence import Evidence, QPEvidence, QueueLedger
 from pytest_rdma.gathering import Place, evidence_of
-from pytest_rdma.model import Opcode, QPState
+from pytest_rdma.host import LocalHost
+from pytest_rdma.model import Opcode, QPState, Sge
 from pytest_rdma.status import WCStatus
+from pytest_rdma.verbs_evidence import Reading, regions_of
+from pytest_rdma.verbs_memory import PDEntry
+from pytest_rdma.verbs_queue import QPEntry
+
+S = WCStatus
+SEND = Opcode.SEND
 
 
 def names(found: list[Cause]) -> list[str]:
@@ -180,3 +201,76 @@ def test_who_has_unsignaled_sends_waits_on_a_receive() -> None:
     assert (cause.name, cause.certain) == ("peer-sent-nothing", True)
     signaled = replace(waits, sends=ledger(send(Opcode.SEND)))
     assert "peer-sent-nothing" not in names(diagnose(waiting(signaled, qp("host2", recvs=RECEIVED.recvs))))
+
+
+# -- what was closed after the failure, as by a `finally:`
+
+
+def test_memory_that_was_closed_after_the_failure_is_not_why_it_failed() -> None:
+    def own(closed_ago_s: float) -> list[str]:
+        gone = region("host1", closed=True, closed_ago_s=closed_ago_s)
+        local = qp("host1", failure=failure(S.LOC_PROT_ERR, send(SEND), ago_s=0.5))
+        return names(diagnose(evidence(host("host1", local, regions=(gone,)))))
+
+    assert own(0.6) == ["own-mr-closed"]
+    assert own(0.4) == ["status"]
+
+
+def test_a_key_whose_region_was_closed_after_the_failure_is_only_likely_stale() -> None:
+    """The clocks of two hosts may differ by as much as a refusal takes."""
+    for closed_ago_s, certain in ((0.6, True), (0.4, False)):
+        gone = host("host2", regions=(region("host2", closed=True, closed_ago_s=closed_ago_s),))
+        (cause,) = diagnose(failed(S.REM_ACCESS_ERR, send(), gone))
+        assert (cause.name, cause.certain) == ("rkey-stale", certain)
+
+
+def test_a_pair_that_was_closed_after_the_failure_is_not_gone() -> None:
+    def found(own_closed: bool, closed_ago_s: float) -> list[tuple[str, bool]]:
+        far = host("host2", qp("host2", closed=True, state=None, closed_ago_s=closed_ago_s))
+        return [
+            (one.name, one.certain) for one in diagnose(failed(S.RETRY_EXC_ERR, send(SEND), far, closed=own_closed))
+        ]
+
+    assert found(False, 0.6) == found(True, 0.6) == [("peer-qp-gone", True)]
+    assert found(False, 0.4) == [("peer-qp-gone", False)]
+    assert found(True, 0.4) == [("no-answer", False)]
+
+
+# -- memory that is not in our table
+
+
+def test_regions_are_not_all_known_once_the_objects_of_verbs_were_handed_out() -> None:
+    """A test, or C code of its own, may register what it likes in the PD that `endpoint.raw` gives."""
+    here = LocalHost("host1")
+    entry = QPEntry.__new__(QPEntry)
+    entry.pd = PDEntry.__new__(PDEntry)
+    entry.pd.raw = "PD"
+    there: Any = SimpleNamespace(context="context", raw="CQ or MR", kind="qp")
+    entry.device = entry.cq = entry.buffer = entry.front = there
+    entry.raw_qp = "QP"
+    here._objects[4] = entry
+    reading = Reading(Deadline(1.0))
+    regions_of(here, 0, reading)
+    assert reading.unread == {}
+    assert here.raw("qp", 4).pd == "PD"
+    regions_of(here, 0, reading)
+    assert list(reading.unread) == ["regions"]
+    del here._objects[4]  # and the PD with it
+    later = Reading(Deadline(1.0))
+    regions_of(here, 0, later)
+    assert later.unread == {}
+    bad = failure(S.LOC_PROT_ERR, send(SEND, sges=(Sge(ADDR["host1"], 64, 0x99),)))
+    local = host("host1", qp("host1", failure=bad), unread=reading.unread)
+    (cause,) = diagnose(evidence(local))
+    assert (cause.name, cause.certain) == ("own-lkey-unknown", False)
+
+
+def test_a_qp_of_a_program_on_the_peer_is_none_of_ours() -> None:
+    """What perftest has registered and made there is in another process."""
+    there = replace(record("host2"), qp_num=0x99)
+    refused = failed(S.REM_ACCESS_ERR, send(rkey=0x777), peer=there, attributes={"dest_qp_num": 0x99})
+    (cause,) = diagnose(replace(refused, peer_qp=None))
+    assert (cause.name, cause.certain) == ("rkey-unknown", False)
+    silent = failed(S.RETRY_EXC_ERR, send(SEND), peer=there, attributes={"dest_qp_num": 0x99})
+    (cause,) = diagnose(replace(silent, peer_qp=None))
+    assert (cause.name, cause.certain) == ("peer-qp-gone", False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,9 +36,7 @@ from pytest_rdma.ledger import Ledger
 from pytest_rdma.model import Access, AsyncEvent, EndpointCaps, GidRow, Opcode, QPState, RecvWR, SendWR, Sge, WCOpcode
 from pytest_rdma.status import WCStatus
 from pytest_rdma.verbs_device import _provider
-from pytest_rdma.verbs_evidence import Reading, op_collect, regions_of
-from pytest_rdma.verbs_memory import PDEntry
-from pytest_rdma.verbs_queue import QPEntry
+from pytest_rdma.verbs_evidence import op_collect
 
 S = WCStatus
 SEND = Opcode.SEND
@@ -273,77 +270,7 @@ def test_a_flush_proves_nothing_where_bad_memory_has_a_status() -> None:
     assert (cause.name, cause.certain) == ("own-address-out-of-range", False)
 
 
-# -- what was closed after the failure, as by a `finally:`
-
-
-def test_memory_that_was_closed_after_the_failure_is_not_why_it_failed() -> None:
-    def own(closed_ago_s: float) -> list[str]:
-        gone = region("host1", closed=True, closed_ago_s=closed_ago_s)
-        local = qp("host1", failure=failure(S.LOC_PROT_ERR, send(SEND), ago_s=0.5))
-        return names(diagnose(evidence(host("host1", local, regions=(gone,)))))
-
-    assert own(0.6) == ["own-mr-closed"]
-    assert own(0.4) == ["status"]
-
-
-def test_a_key_whose_region_was_closed_after_the_failure_is_only_likely_stale() -> None:
-    """The clocks of two hosts may differ by as much as a refusal takes."""
-    for closed_ago_s, certain in ((0.6, True), (0.4, False)):
-        gone = host("host2", regions=(region("host2", closed=True, closed_ago_s=closed_ago_s),))
-        (cause,) = diagnose(failed(S.REM_ACCESS_ERR, send(), gone))
-        assert (cause.name, cause.certain) == ("rkey-stale", certain)
-
-
-def test_a_pair_that_was_closed_after_the_failure_is_not_gone() -> None:
-    def found(own_closed: bool, closed_ago_s: float) -> list[tuple[str, bool]]:
-        far = host("host2", qp("host2", closed=True, state=None, closed_ago_s=closed_ago_s))
-        return [
-            (one.name, one.certain) for one in diagnose(failed(S.RETRY_EXC_ERR, send(SEND), far, closed=own_closed))
-        ]
-
-    assert found(False, 0.6) == found(True, 0.6) == [("peer-qp-gone", True)]
-    assert found(False, 0.4) == [("peer-qp-gone", False)]
-    assert found(True, 0.4) == [("no-answer", False)]
-
-
-# -- memory that is not in our table
-
-
-def test_regions_are_not_all_known_once_the_objects_of_verbs_were_handed_out() -> None:
-    """A test, or C code of its own, may register what it likes in the PD that `endpoint.raw` gives."""
-    here = LocalHost("host1")
-    entry = QPEntry.__new__(QPEntry)
-    entry.pd = PDEntry.__new__(PDEntry)
-    entry.pd.raw = "PD"
-    there: Any = SimpleNamespace(context="context", raw="CQ or MR", kind="qp")
-    entry.device = entry.cq = entry.buffer = entry.front = there
-    entry.raw_qp = "QP"
-    here._objects[4] = entry
-    reading = Reading(Deadline(1.0))
-    regions_of(here, 0, reading)
-    assert reading.unread == {}
-    assert here.raw("qp", 4).pd == "PD"
-    regions_of(here, 0, reading)
-    assert list(reading.unread) == ["regions"]
-    del here._objects[4]  # and the PD with it
-    later = Reading(Deadline(1.0))
-    regions_of(here, 0, later)
-    assert later.unread == {}
-    bad = failure(S.LOC_PROT_ERR, send(SEND, sges=(Sge(ADDR["host1"], 64, 0x99),)))
-    local = host("host1", qp("host1", failure=bad), unread=reading.unread)
-    (cause,) = diagnose(evidence(local))
-    assert (cause.name, cause.certain) == ("own-lkey-unknown", False)
-
-
-def test_a_qp_of_a_program_on_the_peer_is_none_of_ours() -> None:
-    """What perftest has registered and made there is in another process."""
-    there = replace(record("host2"), qp_num=0x99)
-    refused = failed(S.REM_ACCESS_ERR, send(rkey=0x777), peer=there, attributes={"dest_qp_num": 0x99})
-    (cause,) = diagnose(replace(refused, peer_qp=None))
-    assert (cause.name, cause.certain) == ("rkey-unknown", False)
-    silent = failed(S.RETRY_EXC_ERR, send(SEND), peer=there, attributes={"dest_qp_num": 0x99})
-    (cause,) = diagnose(replace(silent, peer_qp=None))
-    assert (cause.name, cause.certain) == ("peer-qp-gone", False)
+# -- memory
 
 
 @pytest.mark.parametrize("second", [Sge(ADDR["host1"] + 64, 8, 0x99), Sge(ADDR["host1"] + LENGTH, 8, KEY["host1"])])
