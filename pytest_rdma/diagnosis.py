@@ -36,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     diagnosis_path.gid_rows,
     diagnosis_path.peer_qp,
     diagnosis_path.packet_numbers,
+    diagnosis_queue.unsignaled,
     diagnosis_path.way,
     diagnosis_queue.no_receive,
     diagnosis_path.mtu,

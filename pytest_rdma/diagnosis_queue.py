@@ -177,7 +177,23 @@ def _room(request: SendWR | RecvWR) -> int | None:
 
 
 def own_queue(view: View) -> Causes:
-    """The end that waits has posted what cannot complete, or nothing."""
+    """The end that waits has posted what cannot complete."""
+    end, qp = view.active, view.active.qp
+    if not view.waits or qp is None:
+        return
+    if view.certainly_awaited:
+        yield from unsignaled(view)
+    if qp.state in (QPState.RESET, QPState.INIT, QPState.RTR, QPState.SQD) and qp.sends.outstanding_count:
+        yield Cause(
+            "own-qp-not-in-rts",
+            f"{end.label} is {qp.state.name}, and sends go out only in RTS",
+            "move it back to RTS" if qp.state == QPState.SQD else "connect the pair before anything is sent",
+            True,
+        )
+
+
+def unsignaled(view: View) -> Causes:
+    """What is awaited gives no completion; where that may have been another wait, it is said behind what is proven."""
     end, qp = view.active, view.active.qp
     if not view.waits or qp is None:
         return
@@ -193,13 +209,6 @@ def own_queue(view: View) -> Causes:
             f"{end.label} waits for a completion that cannot come: {which} {'is un' if named else 'is '}signaled",
             "post it signaled, or wait for a later request of the same queue that is",
             view.certainly_awaited,
-        )
-    if qp.state in (QPState.RESET, QPState.INIT, QPState.RTR, QPState.SQD) and qp.sends.outstanding_count:
-        yield Cause(
-            "own-qp-not-in-rts",
-            f"{end.label} is {qp.state.name}, and sends go out only in RTS",
-            "move it back to RTS" if qp.state == QPState.SQD else "connect the pair before anything is sent",
-            True,
         )
 
 

@@ -194,6 +194,21 @@ def test_what_an_earlier_wait_was_for_is_not_certainly_why_a_later_error_came(na
     assert first(error_qp=None) == first(error_qp=0x99) == first(error_qp=None, error_type="Failed") == (name, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "here", "there"),
+    [
+        ("own-qp-not-in-rts", QPState.INIT, QPState.RTS),
+        ("peer-qp-reset", QPState.RTS, QPState.RESET),
+    ],
+)
+def test_what_is_certain_comes_before_what_an_earlier_wait_was_for(name: str, here: QPState, there: QPState) -> None:
+    waits = qp("host1", state=here, sends=ledger(send(signaled=False)))
+    found = waiting(waits, qp("host2", state=there))
+    assert names(diagnose(found))[0] == "unsignaled-awaited"
+    assert (name, True) in [(one.name, one.certain) for one in diagnose(found)]
+    assert [(one.name, one.certain) for one in diagnose(replace(found, error_qp=None))] == [(name, True)]
+
+
 def test_who_has_unsignaled_sends_waits_on_a_receive() -> None:
     """A ping whose send is unsignaled waits for the answer alone."""
     waits = qp("host1", sends=ledger(send(Opcode.SEND, signaled=False)), recvs=ledger(receive()), awaits="1 completion")
