@@ -33,6 +33,7 @@ int prdma_clock_calibrate(struct prdma_clock *clock, int64_t for_ns)
 	struct timespec pause = {for_ns / 1000000000, for_ns % 1000000000};
 	struct moment from = both_clocks(), to;
 
+	/* What is awaited is time itself: the further apart both readings, the better the ratio. */
 	while (nanosleep(&pause, &pause) && errno == EINTR)
 		;
 	to = both_clocks();

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from pytest_rdma.diagnosis import Cause
 from pytest_rdma.evidence import Evidence, Failure, HostEvidence, Posted, QPEvidence, QueueLedger, Region
 from pytest_rdma.model import (
     Access,
@@ -162,3 +163,7 @@ def waiting(local: QPEvidence, peer: QPEvidence | None = None, **changes: Any) -
     return evidence(
         *ends, **{"error_type": "DeadlineError", "error": "wr_id 0x1 did not complete", "error_qp": 0x11, **changes}
     )
+
+
+def names(found: list[Cause]) -> list[str]:
+    return [cause.name for cause in found]

@@ -19,6 +19,7 @@ from evidence_builders import (
     failure,
     host,
     ledger,
+    names,
     port,
     qp,
     receive,
@@ -28,7 +29,7 @@ from evidence_builders import (
     waiting,
 )
 
-from pytest_rdma.diagnosis import Cause, diagnose
+from pytest_rdma.diagnosis import diagnose
 from pytest_rdma.evidence import Evidence
 from pytest_rdma.model import Access, AsyncEvent, GidRow, Opcode, QPState, Sge, WCOpcode
 from pytest_rdma.status import WCStatus
@@ -276,10 +277,6 @@ def test_a_healthy_pair_has_no_cause() -> None:
     busy = qp("host1", sends=ledger(send(SEND)), recvs=ledger(receive()))
     assert diagnose(evidence(host("host1", busy), error_type="AssertionError")) == []
     assert diagnose(evidence(error_type="AssertionError", local_qp=None, peer_qp=None)) == []
-
-
-def names(found: list[Cause]) -> list[str]:
-    return [cause.name for cause in found]
 
 
 def test_two_causes_of_one_refusal_are_both_listed() -> None:

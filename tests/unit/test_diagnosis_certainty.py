@@ -14,6 +14,7 @@ from evidence_builders import (
     failure,
     host,
     ledger,
+    names,
     qp,
     receive,
     record,
@@ -24,7 +25,7 @@ from evidence_builders import (
 
 from pytest_rdma.counters import NAMES
 from pytest_rdma.deadline import Deadline
-from pytest_rdma.diagnosis import Cause, diagnose
+from pytest_rdma.diagnosis import diagnose
 from pytest_rdma.errors import DeadlineError, HostLostError
 from pytest_rdma.evidence import Evidence, QPEvidence, QueueLedger
 from pytest_rdma.gathering import Place, evidence_of
@@ -37,10 +38,6 @@ from pytest_rdma.verbs_queue import QPEntry
 
 S = WCStatus
 SEND = Opcode.SEND
-
-
-def names(found: list[Cause]) -> list[str]:
-    return [cause.name for cause in found]
 
 
 def test_who_waits_for_something_else_than_a_completion_is_told_nothing_about_completions() -> None:

@@ -19,6 +19,7 @@ from evidence_builders import (
     failure,
     host,
     ledger,
+    names,
     port,
     qp,
     receive,
@@ -40,10 +41,6 @@ from pytest_rdma.verbs_evidence import op_collect
 
 S = WCStatus
 SEND = Opcode.SEND
-
-
-def names(found: list[Cause]) -> list[str]:
-    return [cause.name for cause in found]
 
 
 # -- transports
