@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,9 +60,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @contextlib.contextmanager
 def ending_in_the_test(excinfo: pytest.ExceptionInfo[BaseException]) -> Iterator[None]:
     """Meanwhile, end the traceback of an error of ours where the test called us: our frames say nothing of it."""
-    links = [link for link in _links(excinfo.tb) if PACKAGE not in _file(link).parents]
-    while links and _is_stdlib(_file(links[-1])):  # like a thread pool that called us for the test
-        links.pop()
+    links = [link for link in _links(excinfo.tb) if may_be_the_test(link.tb_frame)]
     if not links or not isinstance(excinfo.value, RdmaError):
         yield
         return
@@ -74,12 +72,10 @@ def ending_in_the_test(excinfo: pytest.ExceptionInfo[BaseException]) -> Iterator
         links[-1].tb_next = ours
 
 
-def _file(link: TracebackType) -> Path:
-    return Path(link.tb_frame.f_code.co_filename)
-
-
-def _is_stdlib(file: Path) -> bool:
-    return STDLIB in file.parents and INSTALLED.isdisjoint(file.parts)
+def may_be_the_test(frame: FrameType) -> bool:
+    """Whether it is neither ours nor of the standard library, like a thread pool that called us for the test."""
+    file = Path(frame.f_code.co_filename)
+    return PACKAGE not in file.parents and (STDLIB not in file.parents or not INSTALLED.isdisjoint(file.parts))
 
 
 def _links(link: TracebackType | None) -> Iterator[TracebackType]:

@@ -198,7 +198,8 @@ def bring_in_running(config: pytest.Config) -> ModuleType:
 
     if not config.pluginmanager.is_registered(running):
         config.pluginmanager.register(running, "rdma-running")
-        for name in AROUND_TESTS:
+        names = AROUND_TESTS if config.getoption("fulltrace", False) else (*AROUND_TESTS, "interrupting")
+        for name in names:
             config.pluginmanager.register(importlib.import_module(f"pytest_rdma.{name}"), f"rdma-{name}")
     return running
 
