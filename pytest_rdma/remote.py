@@ -347,12 +347,16 @@ class RemoteHost(Host):
         self._gone = None
 
     def _check_nothing_stands(self) -> None:
-        """Refuse a host where an agent is left that nothing ends, for it still holds the device."""
-        if self._stands is not None:
-            seen = self._stands = self.look()
-            if seen.stands:
-                raise HostUnreachableError(f"agent {seen.pid} still holds its device, {seen.left_in}")
-            self._stands = None
+        """Refuse a host where an agent is left that nothing ends, or may be, for it still holds the device."""
+        if self._stands is None:
+            return
+        seen = self.look()
+        if seen.stands:
+            self._stands = seen
+            raise HostUnreachableError(f"agent {seen.pid} still holds its device, {seen.left_in}")
+        if not seen.end:
+            raise HostUnreachableError(f"agent {seen.pid} held its device, and {seen.headline}")
+        self._stands = None
 
     def look(self) -> Seen:
         """See over a second channel what the agent does, and end it."""

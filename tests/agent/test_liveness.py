@@ -177,6 +177,24 @@ def test_a_lost_host_that_does_not_come_back_says_why_it_was_lost_first(
     assert (host.loss, host.run(["echo", "back"]).stdout) == (None, b"back\n")
 
 
+def test_an_agent_that_nothing_ended_is_not_forgotten_when_no_channel_opens(
+    open_host: Open, tmp_path: Path, pythonpath: str
+) -> None:
+    refuse = tmp_path / "refuse"
+    way = f'#!/bin/sh\nrm {refuse} 2>/dev/null && exit 1\nexec env PYTHONPATH={pythonpath} "$@"\n'
+    host = open_host(ExecTarget(script(tmp_path / "way", way)))
+    os.kill(host.info.pid, signal.SIGKILL)
+    with pytest.raises(HostLostError):
+        host.run(["true"])
+    host._stands = watchdog.seen(watchdog.Suspect(host.info.pid, host._marker, host.name), ["stands"])
+    refuse.touch()
+    held = rf"agent {host.info.pid} held its device, and a second channel to host2 does not open"
+    with pytest.raises(HostUnreachableError, match=held):
+        host.ensure()
+    host.ensure()
+    assert host.lives
+
+
 @pytest.mark.parametrize("way", ["process", "paramiko"])
 def test_an_agent_that_is_stuck_in_c_ends_too_when_nobody_listens(
     open_host: Open, sshd: Sshd, pythonpath: str, way: str, monkeypatch: pytest.MonkeyPatch
