@@ -198,6 +198,12 @@ class _End(threading.Thread):
             return None  # its run tells why
         return found
 
+    def tell_when_sent(self, sender: _End, timeout_s: float) -> None:
+        """Wait until the other end has sent all, and tell this one how much that is."""
+        arriving = sender.sent(timeout_s)
+        if arriving is not None:
+            self.tell(arriving)
+
     def tell(self, arriving: int) -> None:
         """Let it end when so many messages have arrived in all; its result comes after that, so nothing is awaited."""
         with contextlib.suppress(RdmaError):  # as above
@@ -235,10 +241,8 @@ def _end_both(active: _End, passive: _End, specs: Sequence[tuple[Spec, ...]], ti
 
     What has completed at a sender arrives, at the latest a moment later; until then its receiver posts receives.
     """
-    if _is_told(specs[0]):
-        arriving = passive.sent(timeout_s)
-        if arriving is not None:
-            active.tell(arriving)
+    if _is_told(specs[0]):  # in a thread, so that Ctrl-C finds us in no call that is to be ended before the runs are
+        threading.Thread(target=active.tell_when_sent, args=(passive, timeout_s), daemon=True).start()
     active.join()
     told, sends = _is_told(specs[1]), any(isinstance(spec, Pipeline) for spec in specs[1])
     if told and not active.errors:

@@ -22,7 +22,6 @@ LOOP, WAIT = "test_sends_both_ways", "test_wait"
 OUTSIDE = (LOOP, "test_poll", "test_cm_connect")
 MORE_OUTSIDE = ("test_large_writes", "test_ping_pong_by_write", "test_program")
 STOP_S, GONE_S = 0.1, 2.0
-STOP_OF_LOOPS_S = 0.25  # both guests' loops never rest, and pytest and the driver share two cores with them, or one
 GUEST_FOLDER = "/root/interrupted"
 LOOK = r"""
 rdma -j resource show qp | grep -o '"type":"RC"' | wc -l
@@ -32,14 +31,14 @@ flock -n /run/lock/pytest-rdma-rxe0.lock true || echo locked
 """
 
 
-def check(found: dict[str, Any], lab: Lab, on_guest: Callable[..., str], stop_s: float) -> None:
+def check(found: dict[str, Any], lab: Lab, on_guest: Callable[..., str]) -> None:
     """Compare the times with their limits, and look at once at what is left on both hosts."""
     pids = found.get("pids", ["none"] * 2)
     left = [on_guest(LOOK.format(pid=pid), host=host) for pid, host in zip(pids, lab.hosts)]
     assert found["code"] == pytest.ExitCode.INTERRUPTED, found["output"]
     assert found["users"] == [0, 0]
     stopped_s = found["ended"] - found["began"]
-    limit_s = (stop_s + found["round_trip_s"]) * lab.timeout_scale
+    limit_s = (STOP_S + found["round_trip_s"]) * lab.timeout_scale
     times = f"stopped after {stopped_s:.3f} s, pytest ended after {found['took_s']:.3f} s"
     print(times, f"(a round trip takes {found['round_trip_s'] * 1e3:.1f} ms, the scale is {lab.timeout_scale:g})")
     assert stopped_s <= limit_s, times
@@ -63,7 +62,7 @@ def test_with_the_controller_outside(case: str, lab: Lab, on_guest: Callable[...
         timeout=300,
         check=True,
     )
-    check(json.loads(done.stdout), lab, on_guest, STOP_OF_LOOPS_S if case == LOOP else STOP_S)
+    check(json.loads(done.stdout), lab, on_guest)
 
 
 @pytest.mark.parametrize("case", cases((LOOP,), (WAIT, "test_program")))
@@ -75,4 +74,4 @@ def test_with_one_end_in_the_process_of_pytest(
     options = f"-p pytest_rdma.plugin --rdma-device rxe0 --peer host2 --rdma-timeout-scale={lab.timeout_scale:g}"
     command = f"python3 -m pytest -p no:cacheprovider --rootdir=. {options} '{CASES.name}::{case}'"
     text = on_guest(f"cd {GUEST_FOLDER} && PYTHONPATH=/root/tree python3 {DRIVER.name} {command}")
-    check(json.loads(text), lab, on_guest, STOP_OF_LOOPS_S)
+    check(json.loads(text), lab, on_guest)
