@@ -75,7 +75,11 @@ def ending_in_the_test(excinfo: pytest.ExceptionInfo[BaseException]) -> Iterator
 def may_be_the_test(frame: FrameType) -> bool:
     """Whether it is neither ours nor of the standard library, like a thread pool that called us for the test."""
     file = Path(frame.f_code.co_filename)
-    return PACKAGE not in file.parents and (STDLIB not in file.parents or not INSTALLED.isdisjoint(file.parts))
+    return not is_ours(frame) and (STDLIB not in file.parents or not INSTALLED.isdisjoint(file.parts))
+
+
+def is_ours(frame: FrameType) -> bool:
+    return PACKAGE in Path(frame.f_code.co_filename).parents
 
 
 def _links(link: TracebackType | None) -> Iterator[TracebackType]:

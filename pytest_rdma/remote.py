@@ -347,7 +347,7 @@ class RemoteHost(Host):
         self._gone = None
 
     def _check_nothing_stands(self) -> None:
-        """Refuse a host where an agent is left that nothing ends, or may be, for it still holds the device."""
+        """Refuse a host where an agent is left that nothing ends, or may be left, since it would hold the device."""
         if self._stands is None:
             return
         seen = self.look()
@@ -355,7 +355,7 @@ class RemoteHost(Host):
             self._stands = seen
             raise HostUnreachableError(f"agent {seen.pid} still holds its device, {seen.left_in}")
         if not seen.end:
-            raise HostUnreachableError(f"agent {seen.pid} held its device, and {seen.headline}")
+            raise HostUnreachableError(f"agent {seen.pid} held its device, and may yet: {seen.headline}")
         self._stands = None
 
     def look(self) -> Seen:

@@ -177,6 +177,7 @@ class _End(threading.Thread):
         self.other: _End
         self.value: Any = None
         self.errors: list[Exception] = []
+        self.over = threading.Event()  # a join that Ctrl-C interrupts says ever after that the thread has ended
 
     def run(self) -> None:
         try:
@@ -184,10 +185,8 @@ class _End(threading.Thread):
         except Exception as error:  # crosses to the waiting thread whatever it is
             self.errors.append(error)
             self.other.stop()
-
-    def ended_within(self, seconds: float) -> bool:
-        self.join(seconds)
-        return not self.is_alive()
+        finally:
+            self.over.set()
 
     def sent(self, timeout_s: float) -> int | None:
         """Wait until it has sent all, and return how many receives that takes; None when it has failed."""
@@ -198,15 +197,21 @@ class _End(threading.Thread):
             return None  # its run tells why
         return found
 
-    def tell_when_sent(self, sender: _End, timeout_s: float) -> None:
+    def tell_when_sent(self, timeout_s: float) -> None:
         """Wait until the other end has sent all, and tell this one how much that is."""
-        arriving = sender.sent(timeout_s)
-        if arriving is not None:
-            self.tell(arriving)
+        try:
+            arriving = self.other.sent(timeout_s)
+            if arriving is not None:
+                self.tell(arriving)
+        except Exception as error:  # as in `run`
+            self.errors.append(error)
+            self.stop()
+            self.other.stop()
 
     def tell(self, arriving: int) -> None:
         """Let it end when so many messages have arrived in all; its result comes after that, so nothing is awaited."""
         with contextlib.suppress(RdmaError):  # as above
+            self.traffic.check_usable()
             self.traffic.host.submit("traffic.tell", self.traffic.handle, arriving)
 
     def stop(self) -> None:
@@ -226,7 +231,7 @@ def _both(runs: Sequence[Traffic], specs: Sequence[tuple[Spec, ...]], timeout_s:
         for end in (active, passive):
             end.stop()
         for end in (active, passive):
-            end.join(STOP_GRACE_S)
+            end.over.wait(STOP_GRACE_S)
         raise
     if late and passive.errors:
         raise DeadlineError(f"the active end is done, and the passive one waits for more: {passive.errors[0]}")
@@ -241,17 +246,17 @@ def _end_both(active: _End, passive: _End, specs: Sequence[tuple[Spec, ...]], ti
 
     What has completed at a sender arrives, at the latest a moment later; until then its receiver posts receives.
     """
-    if _is_told(specs[0]):  # in a thread, so that Ctrl-C finds us in no call that is to be ended before the runs are
-        threading.Thread(target=active.tell_when_sent, args=(passive, timeout_s), daemon=True).start()
-    active.join()
+    if _is_told(specs[0]):  # in a thread: Ctrl-C in that call would end the call first, and the runs after it
+        threading.Thread(target=active.tell_when_sent, args=(timeout_s,), name="rdma end is told", daemon=True).start()
+    active.over.wait()
     told, sends = _is_told(specs[1]), any(isinstance(spec, Pipeline) for spec in specs[1])
     if told and not active.errors:
         ponged = isinstance(specs[0][0], PingPong)
         passive.tell(active.value.messages if ponged else active.value.consumed)
-    late = not (told or sends or passive.ended_within(STOP_GRACE_S * passive.traffic.host.timeout_scale))
+    late = not (told or sends or passive.over.wait(STOP_GRACE_S * passive.traffic.host.timeout_scale))
     if late:
         passive.stop()
-    passive.join()
+    passive.over.wait()
     return late and not active.errors
 
 

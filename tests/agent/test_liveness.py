@@ -188,7 +188,7 @@ def test_an_agent_that_nothing_ended_is_not_forgotten_when_no_channel_opens(
         host.run(["true"])
     host._stands = watchdog.seen(watchdog.Suspect(host.info.pid, host._marker, host.name), ["stands"])
     refuse.touch()
-    held = rf"agent {host.info.pid} held its device, and a second channel to host2 does not open"
+    held = rf"agent {host.info.pid} held its device, and may yet: a second channel to host2 does not open"
     with pytest.raises(HostUnreachableError, match=held):
         host.ensure()
     host.ensure()
