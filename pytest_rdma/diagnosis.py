@@ -59,7 +59,8 @@ def diagnose(evidence: Evidence) -> list[Cause]:
         causes = _distinct(cause for rule in RULES for cause in rule(view))
         causes = causes or _distinct(cause for rule in LAST for cause in rule(view))[:1]
         if causes and causes[0].name != FLUSH:
-            return [*causes, *flushes]
+            said = {(one.name, one.headline) for one in causes}
+            return [*causes, *(one for one in flushes if (one.name, one.headline) not in said)]
         flushes = flushes or causes
     return flushes
 

@@ -6,8 +6,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from pytest_rdma.plugin import configuration
+
+settings.register_profile("gate", derandomize=True)  # to look further: --hypothesis-profile=default
+settings.load_profile("gate")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

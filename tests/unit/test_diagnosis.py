@@ -352,6 +352,12 @@ def test_the_earlier_failure_is_explained_whichever_end_complains() -> None:
     assert "QP 0x12 on host2" in found[0].headline
 
 
+def test_a_flush_that_both_ends_see_is_told_once() -> None:
+    flushed = qp("host2", flushed=1, sends=ledger(outstanding_count=1))
+    ends = host("host1", counters={"out_of_sequence": 3}), host("host2", flushed)
+    assert names(diagnose(evidence(*ends, error_type="DeadlineError"))) == ["packets-lost", "qp-in-error"]
+
+
 def test_a_flush_is_never_the_headline_when_a_status_is_known() -> None:
     """The end that failed saw flushes only; its peer's request was refused."""
     local = host("host1", qp("host1", flushed=5, state=QPState.ERR, first_flush=failure(S.WR_FLUSH_ERR, receive())))
