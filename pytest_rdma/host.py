@@ -51,6 +51,8 @@ OP_MODULES = {
 """Where ops are, by the first word of their names; loaded when first used, since an emulated host compiles slowly."""
 
 DEFAULT_TIMEOUT_S = 10.0
+INTERRUPT_GRACE_S = 1.0
+"""How long Ctrl-C waits for an op that it cancels, since what the op uses is closed next."""
 
 
 def op(name: str) -> Callable[[OpT], OpT]:
@@ -337,18 +339,25 @@ class LocalCall(Call):
         self._deadline = deadline
         self._result: Any = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(host, args), name=f"rdma {name}", daemon=True)
-        self._thread.start()
+        self._done = threading.Event()  # a join that Ctrl-C interrupts says ever after that the thread has ended
+        threading.Thread(target=self._run, args=(host, args), name=f"rdma {name}", daemon=True).start()
 
     def _run(self, host: LocalHost, args: tuple[Any, ...]) -> None:
         try:
             self._result = host.run_op(self._name, self._deadline, args)
         except BaseException as error:  # crosses to the waiting thread whatever it is
             self._error = error
+        finally:
+            self._done.set()
 
     def result(self) -> Any:
-        self._thread.join(self._deadline.remaining_s + self.GRACE_S)
-        if self._thread.is_alive():
+        try:
+            ended = self._done.wait(self._deadline.remaining_s + self.GRACE_S)
+        except KeyboardInterrupt:
+            self.cancel()
+            self._done.wait(INTERRUPT_GRACE_S)
+            raise
+        if not ended:
             raise DeadlineError(f"{self._name} has not returned {self.GRACE_S:g} s after its deadline")
         if self._error is not None:
             raise self._error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_rdma import bootstrap, endpoint, programs, watchdog, wire
 from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import HostLostError, HostUnreachableError, RdmaUsageError, from_plain
-from pytest_rdma.host import DEFAULT_TIMEOUT_S, Call, Host
+from pytest_rdma.host import DEFAULT_TIMEOUT_S, INTERRUPT_GRACE_S, Call, Host
 from pytest_rdma.model import HostInfo
 from pytest_rdma.routes import ExecTarget as ExecTarget
 from pytest_rdma.routes import Route, Target, route_to
@@ -29,7 +29,6 @@ SILENCE_LIMIT_S = 6.0
 ORPHAN_S = 10
 OVERDUE_GRACE_S = 5.0
 CLOSE_GRACE_S = 5.0
-INTERRUPT_GRACE_S = 1.0
 READ_SLICE_S = 0.5
 WAIT_SLICE_S = 0.5
 

@@ -1,16 +1,18 @@
-"""However a run of both ends ends, both are waited for."""
+"""However a run ends, all that works for it is waited for."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from typing import Any, NoReturn
 
 import pytest
 
+from pytest_rdma.deadline import Deadline
 from pytest_rdma.errors import StoppedError
-from pytest_rdma.host import Call, LocalHost
+from pytest_rdma.host import OPS, Call, LocalHost
 from pytest_rdma.traffic import Pipeline, RecvDrain
 from pytest_rdma.traffic_pair import Traffic, _both
 
@@ -44,11 +46,27 @@ class Prepared(Traffic):
         return self.made
 
 
+def test_after_ctrl_c_an_op_of_this_process_is_waited_for(heeds_ctrl_c: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def runs(host: LocalHost, deadline: Deadline) -> None:
+        while not deadline.stop and not deadline.passed:
+            time.sleep(0.01)
+        time.sleep(LATE_S)
+        ended.set()
+
+    monkeypatch.setitem(OPS, "test.runs", runs)
+    call = LocalHost().submit("test.runs")
+    threading.Timer(LATE_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        call.result()
+    assert ended.is_set()
+
+
 @pytest.mark.parametrize("specs", [BOTH_WAYS, ONE_WAY], ids=["both ways", "one way"])
 def test_after_ctrl_c_both_ends_are_waited_for(heeds_ctrl_c: None, specs: list[Any]) -> None:
     runs = [Prepared(), Prepared(late_s=0.0)]
-    interrupts = threading.Timer(LATE_S, os.kill, (os.getpid(), signal.SIGINT))
-    interrupts.start()
+    threading.Timer(LATE_S, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         _both(runs, specs, 10.0)
     assert all(run.made.ended.is_set() for run in runs)
