@@ -51,13 +51,16 @@ def cases(some: tuple[str, ...], more: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", cases(OUTSIDE, MORE_OUTSIDE))
-def test_with_the_controller_outside(case: str, lab: Lab, on_guest: Callable[..., str], tmp_path: Path) -> None:
-    command = ["-m", "pytest", "-p", "no:cacheprovider", "--rdma-lab", f"--rootdir={tmp_path}"]
+def test_with_the_controller_outside(
+    case: str, lab: Lab, ssh_config: Path, on_guest: Callable[..., str], tmp_path: Path
+) -> None:
+    hosts = ["--rdma-host=host1", "--peer=host2", f"--rdma-timeout-scale={lab.timeout_scale:g}"]
+    command = ["-m", "pytest", "-p", "no:cacheprovider", *hosts, f"--rootdir={tmp_path}"]
     (tmp_path / CASES.name).write_text(CASES.read_text())
     done = subprocess.run(
         [sys.executable, str(DRIVER), sys.executable, *command, f"{CASES.name}::{case}"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ""},
+        env={**os.environ, "PYTHONPATH": "", "HOME": str(ssh_config.parents[1])},
         stdout=subprocess.PIPE,
         timeout=300,
         check=True,
@@ -65,7 +68,7 @@ def test_with_the_controller_outside(case: str, lab: Lab, on_guest: Callable[...
     check(json.loads(done.stdout), lab, on_guest)
 
 
-@pytest.mark.parametrize("case", cases((LOOP,), (WAIT, "test_program")))
+@pytest.mark.parametrize("case", cases((LOOP,), (WAIT, "test_program", "test_large_writes")))
 def test_with_one_end_in_the_process_of_pytest(
     case: str, lab: Lab, on_guest: Callable[..., str], guest_pytest: Callable[..., str]
 ) -> None:
